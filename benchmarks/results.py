@@ -1,0 +1,86 @@
+"""Write a benchmark's figures with what is needed to repeat them: versions, machine, command, date."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    "sscd-vec",
+    "torch",
+    "torchvision",
+    "triton",
+    "numpy",
+    "faiss-cpu",
+    "pymilvus",
+    "milvus-lite",
+)
+
+
+def write(name: str, figures: object, folder: Path = RESULTS) -> Path:
+    """Write ``figures`` to ``folder/name.json`` beside a record of how they were made.
+
+    Args:
+        name: File name without its ending.
+        figures: Anything JSON can hold.
+        folder: Where to write; the repository's results by default.
+
+    Returns:
+        The file written.
+    """
+    record = {
+        "command": " ".join(
+            ["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]
+        ),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "versions": versions(),
+        "figures": figures,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    partial = path.with_suffix(".json.tmp")
+    partial.write_text(json.dumps(record, indent=1) + "\n")
+    os.replace(partial, path)
+    return path
+
+
+def read(name: str, folder: Path = RESULTS) -> dict[str, object]:
+    """Read back what ``write`` wrote."""
+    record: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
+    return record
+
+
+def machine() -> dict[str, object]:
+    """What kind of machine this is, without naming it."""
+    model = platform.processor()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in cpuinfo.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        model = names[0] if names else model
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that matter."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,44 @@
+"""Interleaved timing: the only honest kind on a shared machine.
+
+Every candidate runs once per round, in turn, so that a slow minute of the machine hits all of them. What is
+reported is the ratio of each candidate's median to the baseline's, never an absolute time alone.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each round of one candidate."""
+
+    name: str
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median seconds per round."""
+        return statistics.median(self.seconds)
+
+    def speedup_over(self, baseline: "Timing") -> float:
+        """Median over rounds of baseline / self: above 1 is faster than the baseline."""
+        return statistics.median(b / s for b, s in zip(baseline.seconds, self.seconds, strict=True))
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], rounds: int = 5, warmup: int = 1
+) -> dict[str, Timing]:
+    """Time the candidates in turn, ``rounds`` times, after ``warmup`` unrecorded rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(warmup + rounds):
+        for name, run in candidates.items():
+            gc.collect()
+            start = time.perf_counter()
+            run()
+            elapsed = time.perf_counter() - start
+            if turn >= warmup:
+                seconds[name].append(elapsed)
+    return {name: Timing(name, tuple(taken)) for name, taken in seconds.items()}

@@ -1,0 +1,128 @@
+"""The house keeps its shape: who may import whom, read from the source of every file."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "sscd_vec"
+STDLIB = sys.stdlib_module_names
+
+# What each room may import besides the standard library and itself.
+ROOMS: dict[str, set[str]] = {
+    "kernels": {"torch", "triton", "numpy"},
+    "normalize": {"numpy", "safetensors"},
+    "encoder": {
+        "torch",
+        "torchvision",
+        "safetensors",
+        "PIL",
+        "numpy",
+        "rich",
+        "openvino",
+        "onnx",
+        "onnxruntime",
+        "sscd_vec.kernels",
+    },
+    "trainer": {
+        "torch",
+        "torchvision",
+        "PIL",
+        "numpy",
+        "rich",
+        "safetensors",
+        "tensorboard",
+        "sscd_vec.kernels",
+        "sscd_vec.encoder",
+        "sscd_vec.normalize",
+        "sscd_vec.metrics",
+        "sscd_vec.plots",
+    },
+    "adapters": {"numpy", "sscd_vec.normalize"},
+    "metrics.py": {"numpy"},
+    "predictions.py": {"numpy"},
+    "plots.py": {"numpy", "matplotlib"},
+}
+
+# What single files may import on top of their room.
+FILES: dict[str, set[str]] = {
+    "adapters/faiss.py": {"faiss"},
+    "adapters/milvus.py": {"pymilvus"},
+    "adapters/threatexchange.py": {"threatexchange", "sscd_vec.encoder"},
+}
+
+# Packages that exactly these files may touch, anywhere in the tree.
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "faiss": ("adapters/faiss.py",),
+    "pymilvus": ("adapters/milvus.py",),
+    "threatexchange": ("adapters/threatexchange.py",),
+    "matplotlib": ("plots.py",),
+}
+
+SOURCES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def imports(source: str) -> set[str]:
+    """What a file imports, inside functions too: top-level names, or ``sscd_vec.room``."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {_room(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute in this project"
+            if node.module == "sscd_vec":
+                found |= {_room(f"sscd_vec.{alias.name}") for alias in node.names}
+            elif node.module:
+                found.add(_room(node.module))
+    return {name for name in found if name.split(".")[0] not in STDLIB}
+
+
+def _room(module: str) -> str:
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "sscd_vec" else parts[0]
+
+
+@pytest.mark.parametrize("file", [f for f in SOURCES if f.split("/")[0] in ROOMS])
+def test_room_imports_only_what_it_may(file: str) -> None:
+    room = file.split("/")[0]
+    own = f"sscd_vec.{room.removesuffix('.py')}"
+    allowed = ROOMS[room] | FILES.get(file, set()) | {own}
+    assert imports((PACKAGE / file).read_text()) <= allowed
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_host_library_is_imported_in_one_place(package: str) -> None:
+    users = tuple(f for f in SOURCES if package in imports((PACKAGE / f).read_text()))
+    assert users == ONLY_IN[package]
+
+
+def test_imports_finds_every_form() -> None:
+    source = (
+        "import os, faiss.contrib\n"
+        "from sscd_vec.encoder.model import x\n"
+        "def f():\n"
+        "    from PIL import Image\n"
+    )
+    assert imports(source) == {"faiss", "sscd_vec.encoder", "PIL"}
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("sscd_vec", {"torch", "faiss", "pymilvus", "numpy"}),
+        ("sscd_vec.normalize", {"torch", "faiss", "pymilvus"}),
+        ("sscd_vec.metrics", {"torch", "faiss", "pymilvus"}),
+        ("sscd_vec.cli", {"torch", "faiss", "pymilvus"}),
+        ("sscd_vec.adapters.matches", {"torch", "faiss", "pymilvus"}),
+    ],
+)
+def test_light_rooms_stay_light(module: str, heavy: set[str]) -> None:
+    script = (
+        f"import sys, {module}; print(' '.join(m for m in {sorted(heavy)} if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == ""
