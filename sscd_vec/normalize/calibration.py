@@ -1,0 +1,329 @@
+"""Calibration: the threshold for a wanted false-match rate or precision.
+
+From images that are no copies of each other, ``P(a query has a false match in a bank of N)`` is
+estimated from the maxima of each query's scores over N references. The rate per comparison is the
+same with N = 1. If N is larger than the references at hand, ``rate(N) <= N / n * rate(n)`` is
+used: an upper bound that is close while false matches are rare.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sscd_vec.normalize.background import overlapping_pairs
+from sscd_vec.normalize.descriptors import Float32, Float64
+from sscd_vec.normalize.errors import OverlapError
+from sscd_vec.normalize.nonmatches import score_nonmatches
+from sscd_vec.normalize.precision import clopper_pearson, precision_point
+from sscd_vec.normalize.scorer import Scorer
+from sscd_vec.normalize.tail import exceeded_with, tail_size
+from sscd_vec.normalize.threshold import KINDS, Kind, Threshold
+
+Per = Literal["query", "comparison"]
+LEAST_SAMPLES = 100
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A threshold and the scores it was found from, for a plot or a second look.
+
+    Attributes:
+        threshold: The result; give it to ``Normalizer.with_threshold``.
+        nonmatch_scores: Scores of non-matching pairs: a random sample, or all that were labelled.
+        match_scores: Scores of labelled matches; empty when calibrated on non-matches alone.
+        highest_pairs: ``(k, 2)`` rows (query, reference) of the highest-scoring non-matches, as
+            they were given: rows of one array if that was split, images if tiled. If some of
+            these turn out to be copies, remove them and calibrate again.
+    """
+
+    threshold: Threshold
+    nonmatch_scores: Float64
+    match_scores: Float64
+    highest_pairs: NDArray[np.int64]
+
+
+def calibrate(
+    normalizer: Scorer,
+    queries: ArrayLike | None = None,
+    references: ArrayLike | None = None,
+    is_match: ArrayLike | None = None,
+    *,
+    false_match_rate: float | None = None,
+    precision: float | None = None,
+    per: Per = "query",
+    bank_size: int | None = None,
+    kind: Kind = "search",
+    query_groups: ArrayLike | None = None,
+    reference_groups: ArrayLike | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Calibration:
+    """Find the threshold for a false-match rate, or for a precision.
+
+    **False-match rate.** ``queries`` and ``references`` are descriptors of images that are neither
+    copies of each other nor in the background. One array alone is split in two. Without any, the
+    background is split in three (queries, references, and a smaller background for the bias), as
+    no background image may be scored against itself.
+
+    **Precision.** Row ``i`` of ``queries`` and of ``references`` are a candidate pair, and
+    ``is_match[i]`` says whether it is a copy. The candidates should be what a search returns in
+    use: precision depends on how many of them are copies.
+
+    Args:
+        normalizer: Whose scores are calibrated.
+        queries: Descriptors ``(n, d)``.
+        references: Descriptors ``(m, d)``.
+        is_match: Labels ``(n,)``, for a precision.
+        false_match_rate: Wanted probability of a false match, per query or per comparison.
+        precision: Wanted precision.
+        per: ``"query"``: at least one false match in the whole bank; ``"comparison"``: per pair.
+        bank_size: References in the bank in use; those given by default.
+        kind: ``"search"``, ``"symmetric"`` or ``"tiled"``.
+        query_groups: For ``"tiled"``: image of each query row, tiles of an image side by side.
+        reference_groups: The same for references, if these are tiled too.
+        confidence: Coverage the interval aims at.
+        seed: Of splits and bootstrap.
+
+    Raises:
+        ValueError: If not exactly one target is given, or there is too little data for it.
+        OverlapError: If an image is on two sides.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind: expected one of {KINDS}, got {kind!r}")
+    if (false_match_rate is None) == (precision is None):
+        raise ValueError("expected one of false_match_rate and precision, got both or neither")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence: expected a number between 0 and 1, got {confidence}")
+    if precision is not None:
+        if queries is None or references is None or is_match is None:
+            raise ValueError("precision: expected queries, references and is_match, row by row")
+        if kind == "tiled":
+            raise ValueError(
+                "precision of tiled scores: score the tiles, take the maximum per pair, and use "
+                "precision_threshold(scores, is_match, kind='tiled')"
+            )
+        scores = _paired_scores(normalizer, queries, references, kind)
+        rows = np.unique(np.asarray(queries), axis=0, return_inverse=True)[1].ravel()
+        return precision_threshold(
+            scores, is_match, precision, kind=kind, query_ids=rows, confidence=confidence, seed=seed
+        )
+    rate = float(false_match_rate or 0)
+    if not 0 < rate < 1:
+        raise ValueError(f"false_match_rate: expected a number between 0 and 1, got {rate}")
+    if per not in ("query", "comparison"):
+        raise ValueError(f"per: expected 'query' or 'comparison', got {per!r}")
+    if (query_groups is not None or reference_groups is not None) != (kind == "tiled"):
+        raise ValueError("query_groups and reference_groups: expected with kind='tiled' only")
+    sides = _sides(normalizer, queries, references, kind, seed)
+    q, r, q_bias, r_bias, note = sides.q, sides.r, sides.q_bias, sides.r_bias, sides.note
+    q_groups, r_groups = _groups(query_groups, len(q)), _groups(reference_groups, len(r))
+    available = len(np.unique(r_groups))
+    bank = 1 if per == "comparison" else int(bank_size or available)
+    sampled_bank = min(bank, available)
+    sample_rate = rate * sampled_bank / bank
+    count = len(np.unique(q_groups)) * (available // sampled_bank)
+    if count < LEAST_SAMPLES:
+        raise ValueError(
+            f"calibration: expected at least {LEAST_SAMPLES} queries x banks of {sampled_bank}, "
+            f"got {count}; give more images or a smaller bank_size"
+        )
+    keep = max(tail_size(count) + 1, 2 * int(np.ceil(sample_rate * count)))
+    found = score_nonmatches(q, r, q_bias, r_bias, q_groups, r_groups, sampled_bank, keep, seed)
+    value, interval = exceeded_with(
+        sample_rate, found.top, found.top_query, found.queries, found.count, confidence, seed=seed
+    )
+    notes = [note] if note else []
+    if sample_rate * found.count < 1:
+        notes.append(
+            f"the rate is below one in {found.count} samples: extrapolated from the tail, not "
+            "counted"
+        )
+    if bank > available:
+        notes.append(
+            f"a bank of {bank} is larger than the {available} references at hand: the rate is an "
+            "upper bound"
+        )
+    threshold = Threshold(
+        value=value,
+        kind=kind,
+        target="false_match_rate_per_query"
+        if per == "query"
+        else "false_match_rate_per_comparison",
+        wanted=rate,
+        interval=interval,
+        confidence=confidence,
+        samples=found.count,
+        bank_size=bank if per == "query" else None,
+        extrapolated=sample_rate * found.count < 1 or bank > available,
+        note="; ".join(notes),
+    )
+    return Calibration(threshold, found.sample, np.zeros(0), sides.given_rows(found.highest_pairs))
+
+
+def precision_threshold(
+    scores: ArrayLike,
+    is_match: ArrayLike,
+    precision: float,
+    *,
+    kind: Kind = "search",
+    query_ids: ArrayLike | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Calibration:
+    """The lowest threshold with the wanted precision, from labelled scores of any kind.
+
+    Args:
+        scores: ``(n,)`` scores of candidates, as a search in use returns them.
+        is_match: ``(n,)`` whether each is a copy.
+        precision: Wanted precision.
+        kind: Kind of the scores.
+        query_ids: Query of each candidate: candidates of one query are not independent.
+        confidence: Coverage the interval aims at.
+        seed: Of the bootstrap.
+    """
+    value, interval, hits, accepted = precision_point(
+        scores, is_match, precision, query_ids, confidence, seed=seed
+    )
+    low, high = clopper_pearson(hits, accepted, confidence)
+    threshold = Threshold(
+        value=value,
+        kind=kind,
+        target="precision",
+        wanted=precision,
+        interval=interval,
+        confidence=confidence,
+        samples=len(np.asarray(scores)),
+        note=f"{hits} of {accepted} accepted pairs are matches: precision {hits / accepted:.3f}, "
+        f"{confidence:.0%} interval {low:.3f} to {high:.3f}",
+    )
+    values, labels = np.asarray(scores, dtype=np.float64), np.asarray(is_match, dtype=bool)
+    none = np.zeros((0, 2), dtype=np.int64)
+    return Calibration(threshold, values[~labels], values[labels], none)
+
+
+def _paired_scores(
+    normalizer: Scorer, queries: ArrayLike, references: ArrayLike, kind: Kind
+) -> Float32:
+    q, r = normalizer.whiten(queries), normalizer.whiten(references)
+    if len(q) != len(r):
+        raise ValueError(
+            f"labelled pairs: expected as many queries as references, got {len(q)} and {len(r)}"
+        )
+    bias = normalizer.whitened_biases(q)
+    if kind == "symmetric":
+        bias = np.maximum(bias, normalizer.whitened_biases(r))
+    scores: Float32 = np.einsum("nd,nd->n", q, r) - bias
+    return scores
+
+
+@dataclass(frozen=True, eq=False)
+class _Sides:
+    """Whitened queries and references, their biases, and the rows they were given as."""
+
+    q: Float32
+    r: Float32
+    q_bias: Float32
+    r_bias: Float32 | None  # for symmetric scores only
+    q_rows: NDArray[np.int64]
+    r_rows: NDArray[np.int64]
+    note: str = ""
+
+    def given_rows(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.stack([self.q_rows[pairs[:, 0]], self.r_rows[pairs[:, 1]]], axis=1)
+
+
+def _sides(
+    normalizer: Scorer,
+    queries: ArrayLike | None,
+    references: ArrayLike | None,
+    kind: Kind,
+    seed: int,
+) -> _Sides:
+    if queries is None:
+        if references is not None:
+            raise ValueError("calibration: expected queries where references are given")
+        return _background_thirds(normalizer, kind, seed)
+    if references is None:
+        if kind == "tiled":
+            raise ValueError("tiled calibration: expected queries and references, got one array")
+        rows = normalizer.whiten(queries)
+        order = np.random.default_rng(seed).permutation(len(rows))
+        q_rows, r_rows = order[: len(rows) // 2], order[len(rows) // 2 :]
+        q, r = rows[q_rows], rows[r_rows]
+    else:
+        q, r = normalizer.whiten(queries), normalizer.whiten(references)
+        q_rows, r_rows = np.arange(len(q)), np.arange(len(r))
+    slack = 1e-4 if normalizer.background_precision == "float16" else 1e-5
+    if normalizer.background is not None:
+        every = np.arange(len(normalizer.background))
+        for rows, given, name in ((q, q_rows, "queries"), (r, r_rows, "references")):
+            _refuse_overlap(
+                normalizer.background, rows, every, given, slack, "background rows", name
+            )
+    _refuse_overlap(q, r, q_rows, r_rows, 1e-5, "queries", "references")
+    q_bias = normalizer.whitened_biases(q)
+    r_bias = normalizer.whitened_biases(r) if kind == "symmetric" else None
+    return _Sides(q, r, q_bias, r_bias, q_rows, r_rows)
+
+
+def _background_thirds(normalizer: Scorer, kind: Kind, seed: int) -> _Sides:
+    background, norm = normalizer.background, normalizer.score_norm
+    if kind == "tiled":
+        raise ValueError("tiled calibration: expected tiled queries; a background has no tiles")
+    if background is None:
+        raise ValueError(
+            "calibration: this normalizer keeps no background to calibrate on; pass descriptors of "
+            "images that are no copies of each other"
+        )
+    order = np.random.default_rng(seed).permutation(len(background))
+    quarter = len(background) // 4
+    q_rows, r_rows = order[:quarter], order[quarter : 2 * quarter]
+    q, r = background[q_rows], background[r_rows]
+    rest = background[order[2 * quarter :]]
+    _refuse_overlap(q, r, q_rows, r_rows, 1e-5, "background rows", "other background rows")
+    nothing = np.zeros(len(q), dtype=np.float32)
+    q_bias = nothing if norm is None else norm.bias(q, rest)
+    r_bias = None
+    if kind == "symmetric":
+        r_bias = np.zeros(len(r), dtype=np.float32) if norm is None else norm.bias(r, rest)
+    note = (
+        f"calibrated on the background itself: {len(q)} queries, {len(r)} references, bias from "
+        f"the other {len(rest)} rows"
+    )
+    return _Sides(q, r, q_bias, r_bias, q_rows, r_rows, note)
+
+
+def _refuse_overlap(
+    a: Float32,
+    b: Float32,
+    a_rows: NDArray[np.int64],
+    b_rows: NDArray[np.int64],
+    slack: float,
+    what: str,
+    other: str,
+) -> None:
+    pairs = overlapping_pairs(a, b, slack)
+    if len(pairs):
+        given = np.stack([a_rows[pairs[:, 0]], b_rows[pairs[:, 1]]], axis=1)
+        raise OverlapError(
+            f"{len(pairs)} {what} are also among the {other} (first: rows {given[0, 0]} and "
+            f"{given[0, 1]}); calibration needs images that are no copies of each other. Remove "
+            "duplicates first",
+            given,
+        )
+
+
+def _groups(groups: ArrayLike | None, rows: int) -> NDArray[np.int64]:
+    """Image number of each row, 0, 0, 1, 1, ...; each row its own image by default."""
+    if groups is None:
+        return np.arange(rows)
+    named = np.asarray(groups)
+    if named.shape != (rows,):
+        raise ValueError(f"groups: expected one entry per row, {rows}, got shape {named.shape}")
+    changes = np.append(True, named[1:] != named[:-1])
+    numbers: NDArray[np.int64] = np.cumsum(changes) - 1
+    if len(np.unique(named)) != numbers[-1] + 1:
+        raise ValueError("groups: expected the tiles of an image in consecutive rows")
+    return numbers

@@ -1,0 +1,112 @@
+"""A threshold for a wanted precision, from scores that people have labelled."""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sscd_vec.normalize.descriptors import Float64
+
+
+def precision_point(
+    scores: ArrayLike,
+    is_match: ArrayLike,
+    wanted: float,
+    query_ids: ArrayLike | None = None,
+    confidence: float = 0.95,
+    resamples: int = 400,
+    seed: int = 0,
+) -> tuple[float, tuple[float, float], int, int]:
+    """The lowest threshold whose precision is at least ``wanted``.
+
+    It lies halfway between the last accepted and the first rejected score, so that rounding on
+    another backend does not change what it accepts. The interval resamples queries.
+
+    Args:
+        scores: ``(n,)`` scores of labelled candidates, in the proportions met in use.
+        is_match: ``(n,)`` whether each is a copy.
+        wanted: Precision, above 0 and up to 1.
+        query_ids: Query of each candidate; each its own by default.
+        confidence: Coverage aimed at.
+        resamples: Bootstrap resamples.
+        seed: Of the bootstrap.
+
+    Returns:
+        Threshold, its interval, matches accepted, candidates accepted.
+
+    Raises:
+        ValueError: If the input is malformed, or no threshold reaches the precision.
+    """
+    score, match = np.asarray(scores, dtype=np.float64), np.asarray(is_match, dtype=bool)
+    if score.ndim != 1 or score.shape != match.shape or not np.isfinite(score).all():
+        raise ValueError(
+            f"labelled pairs: expected finite scores and labels of equal length, got shapes "
+            f"{score.shape} and {match.shape}"
+        )
+    if not 0 < wanted <= 1:
+        raise ValueError(f"precision: expected a number above 0 and up to 1, got {wanted}")
+    order = np.argsort(-score, kind="stable")
+    score, match = score[order], match[order]
+    ends = np.append(score[1:] != score[:-1], True)  # a threshold takes all of a tie or none
+    weight = np.ones(len(score))
+    last = _last_good(match, weight, ends, wanted)
+    if last is None:
+        best = (np.cumsum(match) / np.arange(1, len(match) + 1))[ends].max() if len(match) else 0.0
+        raise ValueError(
+            f"precision: no threshold reaches {wanted:g}; the best in these {len(score)} labelled "
+            f"pairs ({int(match.sum())} matches) is {best:.3f}. Label more pairs or ask for less"
+        )
+    if query_ids is None:
+        query = np.arange(len(score))
+    else:
+        query = np.unique(np.asarray(query_ids), return_inverse=True)[1].ravel()[order]
+    queries = int(query.max()) + 1
+    random = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(resamples):
+        times = np.bincount(random.integers(queries, size=queries), minlength=queries)
+        at = _last_good(match, times[query].astype(np.float64), ends, wanted)
+        # A resample that never reaches the precision asks for more than the highest score.
+        drawn.append(score[0] if at is None else _between(score, at))
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    value = _between(score, last)
+    return (
+        value,
+        (float(min(low, value)), float(max(high, value))),
+        int(match[: last + 1].sum()),
+        last + 1,
+    )
+
+
+def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact interval of a proportion (Clopper & Pearson 1934), trials taken as independent."""
+    outside = (1 - confidence) / 2
+    low = 0.0 if successes == 0 else _solve(successes, trials, outside)
+    high = 1.0 if successes == trials else 1 - _solve(trials - successes, trials, outside)
+    return low, high
+
+
+def _solve(successes: int, trials: int, tail: float) -> float:
+    """The ``p`` at which ``P(X >= successes) = tail`` for ``X ~ Binomial(trials, p)``."""
+    counts = np.arange(successes, trials + 1)
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
+    ways = log_factorial[trials] - log_factorial[counts] - log_factorial[trials - counts]
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        p = (low + high) / 2
+        log_terms = ways + counts * np.log(p) + (trials - counts) * np.log1p(-p)
+        largest = log_terms.max()
+        probability = np.exp(largest) * np.exp(log_terms - largest).sum()
+        low, high = (p, high) if probability < tail else (low, p)
+    return (low + high) / 2
+
+
+def _last_good(
+    match: NDArray[np.bool_], weight: Float64, ends: NDArray[np.bool_], wanted: float
+) -> int | None:
+    accepted = np.cumsum(weight)
+    found = np.cumsum(weight * match)
+    good = np.flatnonzero(ends & (found >= wanted * accepted) & (found > 0))
+    return int(good[-1]) if len(good) else None
+
+
+def _between(score: Float64, last: int) -> float:
+    return float(score[last] if last + 1 == len(score) else (score[last] + score[last + 1]) / 2)

@@ -1,0 +1,258 @@
+import json
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from sscd_vec.normalize import (
+    FingerprintMismatch,
+    Normalizer,
+    NormalizerFileError,
+    OverlapError,
+    ScoreNorm,
+    UncalibratedError,
+    Whitening,
+)
+from sscd_vec.normalize.descriptors import Float32
+from tests.normalize.made import descriptors
+
+
+class Encoder:
+    fingerprint = "encoder-a"
+
+
+@pytest.fixture
+def fitted() -> Normalizer:
+    return Normalizer.fit(descriptors(400), encoder=Encoder())
+
+
+def test_scores_are_the_papers(fitted: Normalizer) -> None:
+    q, r = descriptors(5, seed=1), descriptors(7, seed=2)
+    whitening = Whitening.fit(descriptors(400))
+    zq, zr, zb = (whitening.apply(z) for z in (q, r, descriptors(400)))
+    nearest = -np.sort(-(zq @ zb.T), axis=1)[:, :3]
+    np.testing.assert_allclose(
+        fitted.scores(q, r), zq @ zr.T - nearest.mean(axis=1)[:, None], atol=1e-6
+    )
+    np.testing.assert_allclose(
+        fitted.queries(q) @ fitted.references(r).T, fitted.scores(q, r), atol=1e-6
+    )
+    np.testing.assert_allclose(fitted.biases(q), nearest.mean(axis=1), atol=1e-6)
+
+
+def test_a_bias_reorders_no_querys_results(fitted: Normalizer) -> None:
+    q, r = descriptors(5, seed=1), descriptors(40, seed=2)
+    plain = fitted.with_score_norm(None).scores(q, r)
+    assert (np.argsort(plain, axis=1) == np.argsort(fitted.scores(q, r), axis=1)).all()
+
+
+def test_symmetric_scores_are_the_smaller_direction(fitted: Normalizer) -> None:
+    a, b = descriptors(6, seed=1), descriptors(8, seed=2)
+    expected = np.minimum(fitted.scores(a, b), fitted.scores(b, a).T)
+    np.testing.assert_allclose(fitted.symmetric_scores(a, b), expected, atol=1e-6)
+
+
+def test_one_descriptor_and_none(fitted: Normalizer) -> None:
+    assert fitted.queries(descriptors(1)[0]).shape == (1, 26)
+    assert fitted.queries(np.zeros((0, 24), dtype=np.float32)).shape == (0, 26)
+    assert fitted.references(np.zeros((0, 24), dtype=np.float32)).shape == (0, 26)
+
+
+def test_identity_is_cosine() -> None:
+    q, r = descriptors(5), descriptors(6, seed=1)
+    identity = Normalizer.identity(24)
+    np.testing.assert_allclose(identity.scores(q, r), q @ r.T, atol=1e-6)
+    assert identity.lifted_dim == 26 and identity.background is None
+    with pytest.raises(ValueError, match="unit length"):
+        identity.queries(2 * q)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"whitening": "centre"},
+        {"whitening": None},
+        {"whitening": None, "unit": False},
+        {"score_norm": None},
+        {"whitening": None, "score_norm": None},
+        {"dim": 11, "keep_background": "float16"},
+        {"l2_before": True, "eps": "oas", "background_size": 50},
+    ],
+)
+def test_saved_and_loaded_bit_for_bit(tmp_path: Path, options: dict[str, object]) -> None:
+    made = Normalizer.fit(descriptors(400), encoder="e", **options)  # type: ignore[arg-type]
+    made = made.with_threshold(0.25).with_threshold(0.5, "tiled")
+    made.save(tmp_path / "n.safetensors")
+    loaded = Normalizer.load(tmp_path / "n.safetensors")
+    z = descriptors(9, seed=3)
+    assert (loaded.queries(z) == made.queries(z)).all()
+    assert (loaded.references(z) == made.references(z)).all()
+    assert loaded.reference_fingerprint == made.reference_fingerprint
+    assert loaded.query_fingerprint == made.query_fingerprint
+    assert loaded.thresholds == made.thresholds and loaded.encoder == "e"
+    assert [p.name for p in tmp_path.iterdir()] == ["n.safetensors"]
+
+
+def test_float16_halves_the_background(tmp_path: Path) -> None:
+    for keep in ("float32", "float16"):
+        options: dict[str, object] = {"keep_background": keep}
+        Normalizer.fit(descriptors(4000), **options).save(tmp_path / keep)  # type: ignore[arg-type]
+    sizes = [(tmp_path / keep).stat().st_size for keep in ("float32", "float16")]
+    assert sizes[0] - sizes[1] == pytest.approx(4000 * 24 * 2, rel=0.01)
+
+
+def test_what_an_index_depends_on(fitted: Normalizer) -> None:
+    same = [
+        fitted.with_threshold(0.3),
+        fitted.with_score_norm(ScoreNorm(0.5)),
+        fitted.with_score_norm(None),
+        fitted.with_background(descriptors(100, seed=9)),
+        Normalizer.fit(descriptors(400), encoder="encoder-a"),
+    ]
+    assert {n.reference_fingerprint for n in same} == {fitted.reference_fingerprint}
+    assert len({n.query_fingerprint for n in [fitted, *same[:4]]}) == 5
+    assert same[4].query_fingerprint == fitted.query_fingerprint
+    others = [
+        Normalizer.fit(descriptors(400), encoder="encoder-b"),
+        Normalizer.fit(descriptors(400)),
+        Normalizer.fit(descriptors(400), encoder="encoder-a", whitening="centre"),
+        Normalizer.fit(descriptors(400), encoder="encoder-a", dim=20),
+        Normalizer.fit(descriptors(401), encoder="encoder-a"),
+        Normalizer.fit(descriptors(400), encoder="encoder-a", whitening=None),
+        Normalizer.fit(descriptors(400), encoder="encoder-a", whitening=None, unit=False),
+    ]
+    assert len({n.reference_fingerprint for n in [fitted, *others]}) == 8
+
+
+def test_changing_the_query_side_drops_thresholds(fitted: Normalizer) -> None:
+    calibrated = fitted.with_threshold(0.3)
+    assert calibrated.threshold() == 0.3
+    for changed in (
+        calibrated.with_score_norm(ScoreNorm(0.5)),
+        calibrated.with_background(descriptors(100)),
+    ):
+        with pytest.raises(UncalibratedError, match="calibrate"):
+            changed.threshold()
+
+
+def test_it_cannot_be_changed(fitted: Normalizer) -> None:
+    with pytest.raises(FrozenInstanceError):
+        fitted.dim_in = 3  # type: ignore[misc]  # the point of the test
+    with pytest.raises(TypeError):
+        fitted.thresholds["search"] = 1  # type: ignore[index]  # the point of the test
+    assert fitted.background is not None
+    with pytest.raises(ValueError, match="read-only"):
+        fitted.background[0] = 0
+
+
+def test_another_encoder_is_refused(fitted: Normalizer) -> None:
+    z = descriptors(2)
+    fitted.queries(z, encoder=Encoder())
+    for use in (fitted.queries, fitted.references):
+        with pytest.raises(FingerprintMismatch, match="encoder-a, got encoder encoder-b"):
+            use(z, encoder="encoder-b")
+    Normalizer.fit(descriptors(400)).queries(z, encoder="encoder-b")  # nothing to compare with
+
+
+@pytest.mark.parametrize("keep", ["float32", "float16"])
+def test_a_background_among_the_references_is_reported(keep: str) -> None:
+    references = descriptors(100, seed=4)
+    background = descriptors(400)
+    background[[7, 300]] = references[[50, 2]]
+    options: dict[str, object] = {"keep_background": keep}
+    made = Normalizer.fit(background, **options)  # type: ignore[arg-type]
+    with pytest.raises(OverlapError, match="2 background rows") as caught:
+        made.check_overlap(references)
+    assert np.asarray(caught.value.pairs).tolist() == [[7, 50], [300, 2]]
+    with pytest.raises(OverlapError):
+        Normalizer.fit(background, references=references)
+    Normalizer.fit(descriptors(400), references=references)
+
+
+def test_a_generator_gives_what_an_array_gives() -> None:
+    background = descriptors(500)
+    array = Normalizer.fit(background, background_size=60, seed=3)
+    streamed = Normalizer.fit(iter(np.array_split(background, 1)), background_size=60, seed=3)
+    assert streamed.background is not None and streamed.background.shape == (60, 24)
+    assert streamed.query_fingerprint == array.query_fingerprint
+    assert streamed.whitening is not None and streamed.whitening.count == 500
+    given = Normalizer.fit(iter([background]), whitening=Whitening.fit(background))
+    assert given.query_fingerprint == Normalizer.fit(background).query_fingerprint
+
+
+def test_a_search_supplied_from_outside(fitted: Normalizer) -> None:
+    background = fitted.background
+    assert background is not None
+    calls: list[int] = []
+
+    def search(queries: Float32, k: int) -> Float32:
+        calls.append(k)
+        return np.sort(queries @ background.T, axis=1)[:, -k:]
+
+    z = descriptors(5, seed=1)
+    with_search = fitted.with_search(search)
+    np.testing.assert_allclose(with_search.queries(z), fitted.queries(z), atol=1e-6)
+    assert calls == [3]
+    assert with_search.query_fingerprint == fitted.query_fingerprint
+
+
+def test_malformed_settings_are_refused() -> None:
+    background = descriptors(400)
+    with pytest.raises(ValueError, match="at least n_end = 3 rows, got 2"):
+        Normalizer.fit(descriptors(2), whitening=None)
+    with pytest.raises(ValueError, match="only with whitening"):
+        Normalizer.fit(background, whitening=None, dim=3)
+    with pytest.raises(ValueError, match="unit length"):
+        Normalizer.fit(2 * background, whitening=None)
+    with pytest.raises(ValueError, match="longest"):
+        Normalizer.fit(2 * background, whitening=None, unit=False, max_length=1.0)
+    with pytest.raises(ValueError, match="at least 500 rows to keep, got 400"):
+        Normalizer.fit(background, background_size=500)
+    with pytest.raises(ValueError, match="no background"):
+        Normalizer.identity(3).with_score_norm(ScoreNorm())
+    with pytest.raises(ValueError, match="at most 400"):
+        Normalizer.fit(background).with_score_norm(ScoreNorm(1.0, 1, 401))
+
+
+def test_unreadable_files_say_why(tmp_path: Path, fitted: Normalizer) -> None:
+    path = tmp_path / "n.safetensors"
+    with pytest.raises(FileNotFoundError, match="no such normalizer"):
+        Normalizer.load(path)
+    fitted.save(path)
+    content = path.read_bytes()
+    for length in (0, 5, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
+        with pytest.raises(NormalizerFileError, match="truncated"):
+            Normalizer.load(path)
+    path.write_bytes(b"not a normalizer at all, but long enough to look at")
+    with pytest.raises(NormalizerFileError, match="not a normalizer"):
+        Normalizer.load(path)
+    flipped = bytearray(content)
+    flipped[-40] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(NormalizerFileError, match="altered or damaged"):
+        Normalizer.load(path)
+    save_file({"weight": np.zeros(3, dtype=np.float32)}, path, {"format": "pt"})
+    with pytest.raises(NormalizerFileError, match="holds something else"):
+        Normalizer.load(path)
+    newer = {"format": "sscd-vec.normalizer", "version": "99", "settings": json.dumps({})}
+    save_file({"weight": np.zeros(3, dtype=np.float32)}, path, newer)
+    with pytest.raises(NormalizerFileError, match="version 99.*upgrade"):
+        Normalizer.load(path)
+    save_file({"weight": np.zeros(3, dtype=np.float32)}, path, newer | {"version": "1"})
+    with pytest.raises(NormalizerFileError, match="incomplete"):
+        Normalizer.load(path)
+
+
+def test_importing_it_loads_no_framework() -> None:
+    code = (
+        "import sys, sscd_vec.normalize, sscd_vec.metrics, sscd_vec.plots;"
+        "print([m for m in ('torch', 'faiss', 'pymilvus', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
