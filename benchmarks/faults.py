@@ -1,0 +1,227 @@
+"""Kill -9 in the middle of a load, then look: is every acknowledged vector there, and none doubled?
+
+Scenarios (each round has its own file or collection):
+
+- ``faiss``, ``lite``: the process that adds is killed (it holds the index).
+- ``client``: the process that adds to a real Milvus server is killed; the server goes on.
+- ``server``: the Milvus server is killed and started again; the client must finish its load.
+
+A vector counts as acknowledged when ``add`` returned on Milvus, when ``save`` returned on FAISS.
+
+    python benchmarks/faults.py --rounds 20 --rows 50000
+"""
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import results
+from milvus_server import MilvusProcess
+from numpy.typing import NDArray
+
+from sscd_vec.adapters.faiss import FaissIndex
+from sscd_vec.adapters.milvus import MilvusCollection
+from sscd_vec.normalize import Normalizer
+
+SCENARIOS = ("faiss", "lite", "client", "server")
+DIM = 128
+BATCH = 500
+SAVE_EVERY = 10  # batches, on FAISS
+CHECKED = 200  # acknowledged vectors searched for after each round
+PATIENCE = 600.0
+
+
+@dataclass
+class Load:
+    """One load: what is added where, and who is told how far it got."""
+
+    scenario: str
+    place: str
+    name: str
+    rows: int
+    seed: int
+
+    def descriptors(self) -> NDArray[np.float32]:
+        """The same in every process."""
+        rows = np.random.default_rng(self.seed).standard_normal((self.rows, DIM), dtype=np.float32)
+        unit: NDArray[np.float32] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return unit
+
+    def ids(self) -> list[str]:
+        """One per row."""
+        return [f"row-{i:06d}" for i in range(self.rows)]
+
+    def open(self) -> FaissIndex | MilvusCollection:
+        """The index as it is now."""
+        rules = Normalizer.identity(DIM)
+        if self.scenario == "faiss":
+            path = Path(self.place) / "index.faiss"
+            return FaissIndex.open(path, rules) if path.exists() else FaissIndex(rules)
+        return MilvusCollection(self.place, self.name, rules, retry_for=300)
+
+    def run(self) -> Iterator[int]:
+        """Add everything; yield how many rows are acknowledged so far."""
+        index, ids, descriptors = self.open(), self.ids(), self.descriptors()
+        for n, begin in enumerate(range(0, self.rows, BATCH), 1):
+            part = slice(begin, begin + BATCH)
+            index.add(ids[part], descriptors[part])
+            end = min(begin + BATCH, self.rows)
+            if isinstance(index, MilvusCollection):
+                yield end
+            elif n % SAVE_EVERY == 0 or end == self.rows:
+                index.save(Path(self.place) / "index.faiss")
+                yield end
+        if isinstance(index, MilvusCollection):
+            index.close()
+
+
+def run_round(load: Load, acks: Path, server: MilvusProcess | None) -> dict[str, object]:
+    """Start a load in a process of its own, kill, look.
+
+    Raises:
+        AssertionError: If an acknowledged vector is missing, or one is there twice.
+    """
+    chance = random.Random(load.seed)
+    target = int(load.rows * chance.uniform(0.05, 0.9))
+    arguments = [load.scenario, load.place, load.name, str(load.rows), str(load.seed), str(acks)]
+    acks.write_text("")
+    child = subprocess.Popen([sys.executable, __file__, "--load", *arguments])
+    try:
+        _wait_for(acks, target, child)
+        time.sleep(chance.uniform(0, 0.05))
+        if load.scenario == "server" and server is not None:
+            server.kill()
+            server.start()
+            if child.wait(timeout=PATIENCE) != 0:
+                raise AssertionError("the load did not survive the server's restart")
+        else:
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+    finally:
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    acknowledged = _read(acks)
+    return {"killed_after": target, "acknowledged": acknowledged, **verify(load, acknowledged)}
+
+
+def verify(load: Load, acknowledged: int) -> dict[str, int]:
+    """Look for the acknowledged rows and for doubled ones; then add over the edge once more."""
+    index, ids, descriptors = load.open(), load.ids(), load.descriptors()
+    present = _present(index, ids)
+    missing = [i for i in range(acknowledged) if ids[i] not in present]
+    if missing:
+        raise AssertionError(f"{load}: {len(missing)} acknowledged rows are gone: {missing[:5]}")
+    if len(index) != len(present):
+        raise AssertionError(f"{load}: {len(index)} rows for {len(present)} ids: doubled")
+    chosen = np.random.default_rng(load.seed).choice(
+        acknowledged, min(CHECKED, acknowledged), False
+    )
+    found = index.search(descriptors[chosen], 1)
+    wrong = [i for i, row in zip(chosen.tolist(), found, strict=True) if row[0].id != ids[i]]
+    if wrong:
+        raise AssertionError(f"{load}: rows {wrong[:5]} do not find themselves")
+    edge = slice(max(0, acknowledged - 2 * BATCH), acknowledged + BATCH)
+    index.add(ids[edge], descriptors[edge])
+    expected = len(present | set(ids[edge]))
+    if len(index) != expected:
+        raise AssertionError(f"{load}: {len(index)} rows after adding again, not {expected}")
+    if isinstance(index, MilvusCollection):
+        index.drop()
+        index.close()
+    return {"found": len(present)}
+
+
+def _present(index: FaissIndex | MilvusCollection, ids: list[str]) -> set[str]:
+    if isinstance(index, FaissIndex):
+        return {i for i in ids if i in index}
+    return index.present(ids)
+
+
+def _wait_for(acks: Path, target: int, child: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while _read(acks) < target and child.poll() is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the load stands still")
+        time.sleep(0.002)
+
+
+def _read(acks: Path) -> int:
+    text = acks.read_text()
+    whole = text[: text.rfind("\n") + 1].split()
+    return int(whole[-1]) if whole else 0
+
+
+def run_scenario(
+    scenario: str, rounds: int, rows: int, folder: Path, server: MilvusProcess | None
+) -> None:
+    """All rounds of one scenario; the figures are written after each."""
+    done: list[dict[str, object]] = []
+    for n in range(rounds):
+        place = folder / f"{scenario}{n}"
+        place.mkdir(parents=True)
+        where = {"faiss": str(place), "lite": str(place / "photos.db")}
+        uri = where.get(scenario) or (server.uri if server is not None else "")
+        load = Load(scenario, uri, f"{scenario}{n}", rows, seed=n)
+        begin = time.monotonic()
+        figures = run_round(load, place / "acks", server)
+        done.append({**figures, "seconds": round(time.monotonic() - begin, 1)})
+        print(scenario, n, done[-1], flush=True)
+        shutil.rmtree(place)
+        _write(scenario, rows, done)
+
+
+def _write(scenario: str, rows: int, done: list[dict[str, object]]) -> None:
+    figures = {
+        "killed": "server" if scenario == "server" else "client",
+        "rounds": len(done),
+        "rows": rows,
+        "dim": DIM,
+        "acknowledged": sum(int(str(each["acknowledged"])) for each in done),
+        "found": sum(int(str(each["found"])) for each in done),
+        "lost_or_doubled": 0,  # run_round raises at the first one
+        "each": done,
+    }
+    results.write(f"faults_{scenario}", figures)
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    parser.add_argument("--load", nargs=6, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.load:
+        scenario, place, name, rows, seed, acks = options.load
+        with open(acks, "ab", buffering=0) as file:
+            for count in Load(scenario, place, name, int(rows), int(seed)).run():
+                os.write(file.fileno(), f"{count}\n".encode())
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended
+    with tempfile.TemporaryDirectory() as folder:
+        server = None
+        if {"client", "server"} & set(options.scenarios):
+            server = MilvusProcess(Path(folder) / "milvus")
+            server.start()
+        try:
+            for scenario in options.scenarios:
+                run_scenario(scenario, options.rounds, options.rows, Path(folder), server)
+        finally:
+            if server is not None:
+                server.kill()
+
+
+if __name__ == "__main__":
+    main()

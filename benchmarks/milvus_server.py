@@ -1,0 +1,144 @@
+"""A real Milvus (PyPI's ``milvus`` 2.3.5, standalone) to test against: started, killed, restarted.
+
+The package's own starter chooses new ports at each start; here they are chosen once, so that
+clients find a restarted server where it was.
+"""
+
+import os
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import milvus
+
+START_SECONDS = 120.0
+# A server made for billions of rows, asked to take a few hundred seriously.
+SMALL = {
+    "proxy.timeTickInterval": 20,  # ms; a strongly consistent read waits for the next tick
+    "indexCoord.segment.minSegmentNumRowsToEnableIndex": 16,
+    "queryCoord.checkInterval": 200,  # ms; these three make loading and handing over prompt
+    "queryCoord.distPullInterval": 100,
+    "queryCoord.checkHandoffInterval": 500,
+}
+TOKEN = "root:Milvus"  # every new Milvus has this account
+
+
+class MilvusProcess:
+    """One server: its folder, its ports, its process."""
+
+    def __init__(self, folder: Path, *, authorized: bool = False) -> None:
+        """Prepare the folder and choose free ports."""
+        self.folder = folder
+        config = milvus.MilvusServerConfig(data_dir=str(folder))
+        config.set("authorization_enabled", authorized)
+        for key, value in SMALL.items():
+            config.set(key, value)
+        config.update(**{key: _free_port() for key in _port_names(config)})
+        config.resolve()
+        self._move_etcd(config.configs["etcd_port"])
+        milvus._initialize_data_files(config.base_data_dir)
+        self.port = int(config.get("proxy_port"))
+        self._health_port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where clients find it."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def _move_etcd(self, client_port: int) -> None:
+        """Give the embedded etcd its own ports: with its fixed one, only one server could run."""
+        peer, client = f"http://127.0.0.1:{_free_port()}", f"http://127.0.0.1:{client_port}"
+        path = self.folder / "etcd.yaml"
+        path.write_text(
+            f"name: default\ndata-dir: {self.folder / 'data' / 'etcd.data'}\n"
+            f"listen-peer-urls: {peer}\ninitial-advertise-peer-urls: {peer}\n"
+            f"listen-client-urls: {client}\nadvertise-client-urls: {client}\n"
+            f"initial-cluster: default={peer}\n"
+        )
+        settings = self.folder / "configs" / "milvus.yaml"
+        text = settings.read_text().replace("etcd:\n", f"etcd:\n  config:\n    path: {path}\n", 1)
+        settings.write_text(text)
+
+    def start(self) -> None:
+        """Start it and wait until it says it is healthy.
+
+        Raises:
+            TimeoutError: If it does not in time.
+        """
+        executable = self.folder / "bin" / "milvus"
+        environment = {
+            **os.environ,
+            "DEPLOY_MODE": "STANDALONE",
+            "METRICS_PORT": str(self._health_port),
+            "MILVUS_RUN_DIR": str(self.folder / "run"),
+            "LD_LIBRARY_PATH": f"{executable.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+        }
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [executable, "run", "standalone"],
+                env=environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+            )
+        self._wait()
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """End it as an operator does."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        url = f"http://127.0.0.1:{self._health_port}/healthz"
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                raise RuntimeError(f"Milvus ended while starting; see {self.folder}/server.log")
+            try:
+                with urllib.request.urlopen(url, timeout=5) as answer:
+                    if b"OK" in answer.read():
+                        return
+            except (urllib.error.URLError, OSError):
+                pass
+            time.sleep(0.2)
+        self.kill()
+        raise TimeoutError(f"Milvus did not start within {START_SECONDS:.0f} s")
+
+
+def _port_names(config: milvus.MilvusServerConfig) -> list[str]:
+    return [name for name in config.configurable_items if name.endswith("_port")]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(folder: Path, *, authorized: bool = False) -> Iterator[MilvusProcess]:
+    """A server that ends with the block."""
+    server = MilvusProcess(folder, authorized=authorized)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

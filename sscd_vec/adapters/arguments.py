@@ -1,0 +1,173 @@
+"""What callers hand to an index: checked once, the same way for every backend.
+
+Ids are all ``str`` or all ``int``. An id twice in one ``add``: the last row wins, as if the rows
+had been added one by one. Metadata is one JSON object (or None) per row.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sscd_vec.adapters.matches import Metadata
+from sscd_vec.normalize import FingerprintMismatch, Normalizer
+
+Id = str | int
+Ids = Sequence[str] | Sequence[int] | NDArray[Any]
+IdType = Literal["str", "int"]
+Batch = tuple[Ids, ArrayLike] | tuple[Ids, ArrayLike, Sequence[Metadata | None] | None]
+
+INT64 = np.iinfo(np.int64)
+LONGEST_ID = 65_535  # bytes: what a Milvus VARCHAR can hold at most
+
+
+class Rows(NamedTuple):
+    """Rows to add, checked: ids without repetition, and the rows of the input they stand for.
+
+    Attributes:
+        ids: Plain ``str`` or ``int`` objects.
+        descriptors: ``(n, d)`` array, not yet transformed.
+        metadata: One mapping or None per row, or None.
+    """
+
+    ids: list[Any]
+    descriptors: NDArray[Any]
+    metadata: list[Metadata | None] | None
+
+
+def as_ids(ids: Ids | Id, wanted: IdType | None) -> tuple[list[Any], IdType | None]:
+    """Return plain Python ids and their type.
+
+    Args:
+        ids: A sequence or array of ids, or a single one.
+        wanted: The type the index already holds, if any.
+
+    Raises:
+        TypeError: If ids are neither all ``str`` nor all ``int``, or not of the wanted type.
+        ValueError: If an id is empty, too long, or not within int64.
+    """
+    plain: list[Any]
+    if isinstance(ids, str | int | np.integer | np.str_):
+        plain = [ids.item() if isinstance(ids, np.generic) else ids]
+    else:
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    kinds = set(map(type, plain))
+    if any(issubclass(kind, np.generic) for kind in kinds):
+        plain = [i.item() if isinstance(i, np.generic) else i for i in plain]
+        kinds = set(map(type, plain))
+    if not kinds:
+        return plain, wanted
+    if kinds == {str}:
+        found: IdType = "str"
+        if "" in plain:
+            raise ValueError("ids: expected non-empty strings, got ''")
+        longest = max(plain, key=len)
+        if len(longest) * 4 > LONGEST_ID and len(longest.encode()) > LONGEST_ID:
+            raise ValueError(
+                f"ids: expected at most {LONGEST_ID} bytes, got {len(longest.encode())}; "
+                "use a hash of it as id and keep the long name in the metadata"
+            )
+    elif kinds == {int}:
+        found = "int"
+        if min(plain) < INT64.min or max(plain) > INT64.max:
+            raise ValueError("ids: expected integers within int64; use strings for longer ones")
+    else:
+        names = sorted(kind.__name__ for kind in kinds)
+        raise TypeError(f"ids: expected all str or all int, got {', '.join(names)}")
+    if wanted is not None and found != wanted:
+        raise TypeError(
+            f"ids: this index holds {wanted} ids, got {found}; convert them (an index never mixes)"
+        )
+    return plain, found
+
+
+def as_rows(
+    ids: Ids | Id,
+    descriptors: ArrayLike,
+    metadata: Sequence[Metadata | None] | Metadata | None,
+    wanted: IdType | None,
+) -> tuple[Rows, IdType | None]:
+    """Check one ``add`` and drop all but the last row of a repeated id."""
+    plain, found = as_ids(ids, wanted)
+    array = np.asarray(descriptors)
+    if array.ndim == 1 and len(plain) == 1:
+        array = array[None]
+    if len(array) != len(plain):
+        raise ValueError(
+            f"add: expected as many descriptors as ids, got {len(array)} for {len(plain)} ids"
+        )
+    rows: list[Metadata | None] | None = None
+    if metadata is not None:
+        rows = [metadata] if isinstance(metadata, dict) else list(metadata)
+        if len(rows) != len(plain):
+            raise ValueError(
+                f"add: expected as many metadata as ids, got {len(rows)} for {len(plain)} ids"
+            )
+        for row in rows:
+            if row is not None and not isinstance(row, dict):
+                raise TypeError(f"metadata: expected a dict or None, got {type(row).__name__}")
+    last = dict(zip(plain, range(len(plain)), strict=True))
+    if len(last) < len(plain):
+        keep = sorted(last.values())
+        plain = [plain[i] for i in keep]
+        array = array[keep]
+        rows = None if rows is None else [rows[i] for i in keep]
+    return Rows(plain, array, rows), found
+
+
+def blocks(rows: Rows, size: int) -> Iterator[Rows]:
+    """Successive blocks of at most ``size`` rows, so that only one is transformed at a time."""
+    for begin in range(0, len(rows.ids), size):
+        part = slice(begin, begin + size)
+        metadata = None if rows.metadata is None else rows.metadata[part]
+        yield Rows(rows.ids[part], rows.descriptors[part], metadata)
+
+
+def unpack(batches: Iterable[Batch]) -> Iterator[tuple[Ids, ArrayLike, Any]]:
+    """``(ids, descriptors)`` or ``(ids, descriptors, metadata)`` batches as triples."""
+    for batch in batches:
+        if len(batch) == 2:
+            yield batch[0], batch[1], None
+        elif len(batch) == 3:
+            yield batch[0], batch[1], batch[2]
+        else:
+            raise ValueError(
+                f"batch: expected (ids, descriptors) or (ids, descriptors, metadata), got "
+                f"{len(batch)} items"
+            )
+
+
+def resolve_threshold(threshold: float | Literal["calibrated"], normalizer: Normalizer) -> float:
+    """The score behind a threshold argument; ``"calibrated"`` asks the normalizer."""
+    if isinstance(threshold, str):
+        if threshold != "calibrated":
+            raise ValueError(
+                f"threshold: expected a number, None or 'calibrated', got {threshold!r}"
+            )
+        return normalizer.threshold("search")
+    if not np.isfinite(threshold):
+        raise ValueError(f"threshold: expected a finite score, got {threshold}")
+    return float(threshold)
+
+
+def check_fingerprint(stored: str, normalizer: Normalizer, where: str) -> None:
+    """Refuse a normalizer whose reference side is not the one the index was built with.
+
+    Raises:
+        FingerprintMismatch: Naming both.
+    """
+    if stored != normalizer.reference_fingerprint:
+        raise FingerprintMismatch(
+            f"{where} was built with reference fingerprint {stored}, but this normalizer has "
+            f"{normalizer.reference_fingerprint}: another encoder, whitening or layout. Load the "
+            "normalizer it was built with, or build a new index (query-side changes - background, "
+            "beta, thresholds - never need one)"
+        )
+
+
+def as_k(k: int) -> int:
+    """Check the number of neighbours asked for."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise ValueError(f"k: expected a positive integer, got {k!r}")
+    return int(k)

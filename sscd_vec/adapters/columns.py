@@ -1,0 +1,240 @@
+"""Ids and metadata by row: what FAISS, which knows only row numbers, does not keep.
+
+Columns come from arrays (possibly mapped from a file, so that opening ten million rows costs
+nothing) and grow in Python lists behind them.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sscd_vec.adapters.arguments import IdType
+from sscd_vec.adapters.matches import Metadata
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class StringColumn:
+    """Strings by row: UTF-8 bytes and offsets, plus a list of those appended since."""
+
+    def __init__(self, data: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
+        """Take ``(bytes,)`` data and ``(rows + 1,)`` offsets into it."""
+        self._data, self._offsets = data, offsets
+        self._tail: list[str] = []
+
+    @classmethod
+    def empty(cls) -> "StringColumn":
+        """A column without rows."""
+        return cls(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._offsets) - 1 + len(self._tail)
+
+    def extend(self, values: Iterable[str]) -> None:
+        """Append rows."""
+        self._tail.extend(values)
+
+    def take(self, rows: NDArray[np.int64]) -> list[str]:
+        """The strings of some rows."""
+        stored = len(self._offsets) - 1
+        if stored == 0:
+            return [self._tail[row] for row in rows.tolist()]
+        begins = self._offsets[np.minimum(rows, stored)].tolist()
+        ends = self._offsets[np.minimum(rows + 1, stored)].tolist()
+        return [
+            self._tail[row - stored] if row >= stored else self._data[b:e].tobytes().decode()
+            for row, b, e in zip(rows.tolist(), begins, ends, strict=True)
+        ]
+
+    def tolist(self) -> list[str]:
+        """All strings, without a slice per row for the stored ones."""
+        data, offsets = self._data.tobytes(), self._offsets.tolist()
+        stored = [data[b:e].decode() for b, e in zip(offsets[:-1], offsets[1:], strict=True)]
+        return stored + self._tail
+
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """``(data, offsets)`` of all rows, as the constructor takes them."""
+        encoded = [value.encode() for value in self._tail]
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+        offsets = np.concatenate([self._offsets, self._offsets[-1] + np.cumsum(lengths)])
+        data = np.concatenate([self._data, np.frombuffer(b"".join(encoded), dtype=np.uint8)])
+        return data, offsets.astype(np.int64)
+
+    def compacted(self, alive: NDArray[np.bool_]) -> "StringColumn":
+        """The same without the rows where ``alive`` is false."""
+        column = StringColumn.empty()
+        column.extend(self.take(np.flatnonzero(alive)))
+        return column
+
+
+class IntColumn:
+    """Integers by row: an array and a list of those appended since."""
+
+    def __init__(self, values: NDArray[np.int64]) -> None:
+        """Take the ``(rows,)`` values."""
+        self._values = values
+        self._tail: list[int] = []
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._values) + len(self._tail)
+
+    def extend(self, values: Iterable[int]) -> None:
+        """Append rows."""
+        self._tail.extend(values)
+
+    def array(self) -> NDArray[np.int64]:
+        """All values; what was appended joins the array, once."""
+        if self._tail:
+            tail = np.array(self._tail, dtype=np.int64)
+            self._values, self._tail = np.concatenate([self._values, tail]), []
+        return self._values
+
+
+class RowTable:
+    """Which id and metadata each row of an index has, and which rows are dead.
+
+    Removing or replacing an id leaves a dead row (a tombstone) until the index is compacted.
+    """
+
+    def __init__(
+        self,
+        id_type: IdType | None = None,
+        ids: StringColumn | IntColumn | None = None,
+        metadata: StringColumn | None = None,
+        dead: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Start empty, or from columns."""
+        self.id_type = id_type
+        self._ids = ids
+        self._metadata = metadata
+        self._dead: set[int] = set() if dead is None else set(dead.tolist())
+        self._row_of: dict[str | int, int] | None = None
+
+    def __len__(self) -> int:
+        """Number of rows, dead ones included."""
+        return 0 if self._ids is None else len(self._ids)
+
+    @property
+    def dead(self) -> int:
+        """Number of dead rows."""
+        return len(self._dead)
+
+    @property
+    def row_of(self) -> dict[str | int, int]:
+        """Living rows by id; made on first need, so that who only searches never pays for it."""
+        if self._row_of is None:
+            ids: list[Any] = []
+            if isinstance(self._ids, IntColumn):
+                ids = self._ids.array().tolist()
+            elif self._ids is not None:
+                ids = self._ids.tolist()
+            self._row_of = dict(zip(ids, range(len(ids)), strict=True))
+            if self._dead:
+                living = ((i, row) for row, i in enumerate(ids) if row not in self._dead)
+                self._row_of = dict(living)
+        return self._row_of
+
+    @staticmethod
+    def encode(metadata: list[Metadata | None] | None) -> list[str] | None:
+        """Metadata as ``append`` takes it.
+
+        Raises:
+            TypeError: If JSON cannot hold it.
+        """
+        if metadata is None or not any(metadata):
+            return None
+        return [_to_json(row) if row else "" for row in metadata]
+
+    def append(self, ids: list[Any], metadata: list[str] | None, id_type: IdType) -> None:
+        """Append rows, letting older rows of the same ids die."""
+        row_of = self.row_of
+        begin = len(self)
+        if self._ids is None:
+            self.id_type = id_type
+            empty = np.empty(0, dtype=np.int64)
+            self._ids = IntColumn(empty) if id_type == "int" else StringColumn.empty()
+        if row_of and not row_of.keys().isdisjoint(ids):
+            self._dead.update(row_of[i] for i in ids if i in row_of)
+        if metadata is not None and self._metadata is None:
+            self._metadata = StringColumn.empty()
+            self._metadata.extend([""] * begin)
+        if self._metadata is not None:
+            self._metadata.extend([""] * len(ids) if metadata is None else metadata)
+        self._ids.extend(ids)
+        row_of.update(zip(ids, range(begin, begin + len(ids)), strict=True))
+
+    def remove(self, ids: list[Any]) -> int:
+        """Let the rows of these ids die; ids that are not there are not counted."""
+        rows = [row for row in (self.row_of.pop(i, None) for i in ids) if row is not None]
+        self._dead.update(rows)
+        return len(rows)
+
+    def alive(self) -> NDArray[np.bool_]:
+        """``(rows,)`` whether each row is alive."""
+        mask = np.ones(len(self), dtype=np.bool_)
+        mask[list(self._dead)] = False
+        return mask
+
+    def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Ids of some rows: int64, or object for strings."""
+        if isinstance(self._ids, IntColumn):
+            return self._ids.array()[rows]
+        ids = np.empty(len(rows), dtype=object)
+        if self._ids is not None:
+            ids[:] = self._ids.take(rows)
+        return ids
+
+    def metadata_at(self, rows: NDArray[np.int64]) -> list[Metadata | None] | None:
+        """Metadata of some rows; None if the table holds none at all."""
+        if self._metadata is None:
+            return None
+        return [json.loads(text) if text else None for text in self._metadata.take(rows)]
+
+    def compacted(self) -> "RowTable":
+        """The same without dead rows."""
+        alive = self.alive()
+        ids = self._ids
+        if isinstance(ids, IntColumn):
+            ids = IntColumn(ids.array()[alive])
+        elif ids is not None:
+            ids = ids.compacted(alive)
+        metadata = None if self._metadata is None else self._metadata.compacted(alive)
+        return RowTable(self.id_type, ids, metadata)
+
+    def arrays(self) -> Arrays:
+        """Everything, as arrays for a file."""
+        arrays: Arrays = {"dead": np.array(sorted(self._dead), dtype=np.int64)}
+        if isinstance(self._ids, IntColumn):
+            arrays["ids.int"] = np.ascontiguousarray(self._ids.array())
+        elif self._ids is not None:
+            arrays["ids.data"], arrays["ids.offsets"] = self._ids.arrays()
+        if self._metadata is not None:
+            arrays["metadata.data"], arrays["metadata.offsets"] = self._metadata.arrays()
+        return arrays
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> "RowTable":
+        """Read what ``arrays`` gave."""
+        metadata = None
+        if "metadata.data" in arrays:
+            metadata = StringColumn(arrays["metadata.data"], arrays["metadata.offsets"])
+        if "ids.int" in arrays:
+            return cls("int", IntColumn(arrays["ids.int"]), metadata, arrays["dead"])
+        if "ids.data" in arrays:
+            ids = StringColumn(arrays["ids.data"], arrays["ids.offsets"])
+            return cls("str", ids, metadata, arrays["dead"])
+        return cls()
+
+
+def _to_json(row: Metadata) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"metadata: expected what JSON can hold, got {row!r} ({error}); convert it first"
+        ) from error

@@ -1,0 +1,15 @@
+"""``FaissIndex``: any FAISS index behind descriptors in, calibrated matches out.
+
+The only package that imports faiss.
+"""
+
+try:
+    import faiss
+except ImportError as error:
+    raise ImportError("FaissIndex needs FAISS: pip install faiss-cpu (or sscd-vec[gpu])") from error
+
+from sscd_vec.adapters.faiss.index import FaissIndex
+from sscd_vec.adapters.sidecar import IndexFileError
+
+__all__ = ["FaissIndex", "IndexFileError"]
+del faiss

@@ -1,0 +1,395 @@
+"""``FaissIndex``: the verbs.
+
+Row ``i`` of the FAISS index is row ``i`` of a table of ids and metadata. Queries and references
+need different transforms, which no FAISS pre-transform can do, so the normalizer works here and
+what is written is a plain FAISS file.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+import faiss
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from sscd_vec.adapters.arguments import (
+    Batch,
+    Id,
+    Ids,
+    as_ids,
+    as_k,
+    as_rows,
+    blocks,
+    resolve_threshold,
+    unpack,
+)
+from sscd_vec.adapters.columns import RowTable
+from sscd_vec.adapters.faiss import files, layout
+from sscd_vec.adapters.faiss.searcher import Found, Searcher, gpus
+from sscd_vec.adapters.matches import Matches, Metadata, concatenate, no_matches
+from sscd_vec.adapters.sidecar import IndexFileError, save_pair
+from sscd_vec.normalize import Normalizer
+
+FaissMetric = Literal["ip", "l2"]
+Device = Literal["auto", "cpu", "gpu"]
+Threshold = float | Literal["calibrated"]
+Float32 = NDArray[np.float32]
+
+BLOCK = 8192  # rows transformed at a time
+QUERY_BLOCK = 1024  # queries searched at a time in a range search
+FEWEST_DEAD = 1000  # below this, tombstones cost less than a compaction
+METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
+
+logger = logging.getLogger(__name__)
+
+
+class FaissIndex:
+    """A FAISS index of references: descriptors in, calibrated matches out.
+
+    One process writes; any number may open what it saved.
+
+    Args:
+        normalizer: Turns descriptors into vectors and what FAISS returns into scores.
+        factory: Any FAISS factory string. Vectors are zero-padded to a dimension it accepts.
+        metric: ``"ip"`` or ``"l2"``; the scores are the same.
+        parameters: Search-time parameters as FAISS names them, e.g. ``{"nprobe": 16}``.
+        device: ``"auto"`` searches on a GPU if FAISS sees one and the type can live there.
+        compact_at: Share of dead rows at which the index compacts itself.
+    """
+
+    _index: faiss.Index
+    _table: RowTable
+    _searcher: Searcher
+
+    def __init__(
+        self,
+        normalizer: Normalizer,
+        factory: str = "Flat",
+        metric: FaissMetric = "ip",
+        *,
+        parameters: Mapping[str, float] | None = None,
+        device: Device = "auto",
+        compact_at: float = 0.25,
+    ) -> None:
+        """Make an empty index; ``open`` reads one."""
+        if metric not in METRICS:
+            raise ValueError(
+                f"metric: expected 'ip' or 'l2', got {metric!r} (stored vectors all have the same "
+                "length, so 'ip' orders exactly as cosine does)"
+            )
+        self.normalizer, self.factory, self.metric = normalizer, factory, metric
+        self._take(layout.new_index(normalizer.lifted_dim, factory, METRICS[metric]), RowTable())
+        self._configure(parameters, device, compact_at)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        normalizer: Normalizer,
+        *,
+        mmap: bool = False,
+        parameters: Mapping[str, float] | None = None,
+        device: Device = "auto",
+        compact_at: float = 0.25,
+    ) -> "FaissIndex":
+        """Open what ``save`` wrote.
+
+        Args:
+            path: The FAISS file; its sidecar lies beside it.
+            normalizer: Must have the reference fingerprint the index was built with.
+            mmap: Map both files read-only instead of reading them: instant, shared between
+                processes, for searching only. Of the index file only both ends are verified then.
+            parameters: As for a new index; they are not saved.
+            device: As for a new index; a mapped index stays on the CPU unless told ``"gpu"``.
+            compact_at: As for a new index.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            IndexFileError: If the files are truncated, foreign, altered or of two generations.
+            FingerprintMismatch: If the normalizer is not the one the index was built with.
+        """
+        about, table, index = files.read_pair(Path(path), normalizer, mmap)
+        if about.metric not in METRICS:
+            raise IndexFileError(f"{path}: expected metric ip or l2, got {about.metric!r}")
+        opened = cls.__new__(cls)
+        opened.normalizer, opened.factory = normalizer, about.factory
+        opened.metric = "ip" if about.metric == "ip" else "l2"
+        opened._take(index, table, about.generation, read_only=mmap)
+        opened._configure(parameters, "cpu" if mmap and device == "auto" else device, compact_at)
+        return opened
+
+    def save(self, path: str | Path) -> None:
+        """Write the FAISS file and its sidecar; when it returns, all rows are on disk.
+
+        A crash at any moment leaves the previous pair or this one.
+        """
+        self._require_writable()
+        if self._table.dead and layout.can_remove(self._index):
+            self.compact()
+        if self._index.ntotal != len(self._table):
+            raise RuntimeError(
+                f"save: {self._index.ntotal} vectors but {len(self._table)} ids; the FAISS index "
+                "was changed from outside. Nothing was written"
+            )
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        about = {
+            "reference_fingerprint": self.normalizer.reference_fingerprint,
+            "factory": self.factory,
+            "metric": self.metric,
+            "dim": int(self._index.d),
+            "rows": int(self._index.ntotal),
+            "generation": self._generation + 1,
+        }
+        save_pair(target, files.writer(self._index), about, self._table.arrays())
+        self._generation += 1
+
+    # ------------------------------------------------------------------ adding and removing
+
+    def train(self, descriptors: ArrayLike) -> Self:
+        """Train lists and quantizers; without it, the first ``add`` trains on the background.
+
+        Raises:
+            ValueError: If FAISS cannot train on so few.
+        """
+        return self._train(self.normalizer.references(descriptors))
+
+    def add(
+        self,
+        ids: Ids | Id,
+        descriptors: ArrayLike,
+        metadata: Sequence[Metadata | None] | Metadata | None = None,
+    ) -> None:
+        """Add references; an id that is already there is replaced. ``save`` puts them on disk.
+
+        Args:
+            ids: ``n`` strings or ``n`` integers; of a repeated id the last row wins.
+            descriptors: ``(n, dim_in)`` as the encoder gives them.
+            metadata: One JSON object or None per row.
+        """
+        self._require_writable()
+        rows, id_type = as_rows(ids, descriptors, metadata, self._table.id_type)
+        if id_type is None or not rows.ids:
+            return
+        for block in blocks(rows, BLOCK):
+            vectors = self.normalizer.references(block.descriptors)
+            if not self._index.is_trained:
+                self._train_on_background()
+            texts = RowTable.encode(block.metadata)
+            self._searcher.refresh(self._index)
+            self._index.add(layout.pad(vectors, self._index.d))
+            self._table.append(block.ids, texts, id_type)
+        self._compact_if_due()
+
+    def add_batches(self, batches: Iterable[Batch]) -> int:
+        """Add ``(ids, descriptors[, metadata])`` batches from any iterable, one at a time.
+
+        Returns:
+            Rows taken from the batches.
+        """
+        count = 0
+        for ids, descriptors, metadata in unpack(batches):
+            self.add(ids, descriptors, metadata)
+            count += len(ids)
+        return count
+
+    def remove(self, ids: Ids | Id) -> int:
+        """Remove ids; those that are not there are ignored.
+
+        They are found no more at once. Their vectors leave the index when it is compacted: by
+        itself at ``compact_at``, at ``save`` if the type can remove, or by ``compact``.
+
+        Returns:
+            How many were there.
+        """
+        self._require_writable()
+        removed = self._table.remove(as_ids(ids, self._table.id_type)[0])
+        self._compact_if_due()
+        return removed
+
+    def compact(self) -> int:
+        """Take dead rows out of the FAISS index: in place where the type can, else by rebuilding.
+
+        Returns:
+            Rows taken out.
+        """
+        self._require_writable()
+        dead = self._table.dead
+        if dead:
+            self._index = layout.without_dead(self._index, self._table.alive())
+            self._table = self._table.compacted()
+            self._searcher.refresh(self._index)
+        return dead
+
+    def __len__(self) -> int:
+        """Number of references."""
+        return len(self._table) - self._table.dead
+
+    def __contains__(self, id: object) -> bool:
+        """Whether a reference with this id is there."""
+        return isinstance(id, str | int) and id in self._table.row_of
+
+    # ------------------------------------------------------------------ searching
+
+    def search(
+        self, descriptors: ArrayLike, k: int = 10, threshold: Threshold | None = None
+    ) -> Matches:
+        """The ``k`` best references of each query.
+
+        Args:
+            descriptors: ``(n, dim_in)`` queries.
+            k: At most so many per query.
+            threshold: Only scores of at least this; ``"calibrated"`` takes the normalizer's.
+        """
+        k = as_k(k)
+        lowest = None if threshold is None else resolve_threshold(threshold, self.normalizer)
+        vectors = self._queries(descriptors)
+        if not len(self) or not len(vectors):
+            return no_matches(len(vectors))
+        matches = self._matches(len(vectors), self._searcher.nearest(vectors, k, self._alive()))
+        return matches if lowest is None else matches.above(lowest)
+
+    def range_search(self, descriptors: ArrayLike, threshold: Threshold = "calibrated") -> Matches:
+        """All references that score at least ``threshold``; ``complete`` says if surely all."""
+        return concatenate([part for _, part in self.iterate_range(descriptors, threshold)])
+
+    def iterate_range(
+        self,
+        descriptors: ArrayLike,
+        threshold: Threshold = "calibrated",
+        *,
+        block: int = QUERY_BLOCK,
+    ) -> Iterator[tuple[int, Matches]]:
+        """``range_search`` in blocks of queries, for results too big for memory.
+
+        Yields:
+            The number of the first query of a block, and the matches of the block.
+        """
+        lowest = resolve_threshold(threshold, self.normalizer)
+        slack = 1e-5 * (1 + abs(lowest))  # FAISS compares strictly and in float32
+        bound = self.normalizer.to_metric(lowest - slack, self.metric)
+        queries = np.atleast_2d(np.asarray(descriptors))
+        for begin in range(0, max(len(queries), 1), block):
+            vectors = self._queries(queries[begin : begin + block])
+            if not len(self) or not len(vectors):
+                yield begin, no_matches(len(vectors))
+                continue
+            query, values, rows = self._searcher.within(vectors, bound, self._alive())
+            order = np.lexsort((-values if self.metric == "ip" else values, query))
+            found = query[order], values[order], rows[order]
+            yield begin, self._matches(len(vectors), found).above(lowest)
+
+    # ------------------------------------------------------------------ GPU
+
+    def to_gpu(self, device: int = 0) -> Self:
+        """Search on a GPU from now on. Writes stay on the CPU index, copied over when needed.
+
+        Raises:
+            RuntimeError: If FAISS has no such GPU or cannot put this type there.
+        """
+        if gpus() <= device:
+            raise RuntimeError(
+                f"to_gpu: expected GPU {device}, but FAISS sees {gpus()} GPUs (compiled with "
+                f"{faiss.get_compile_options().strip()}); see `sscd-vec doctor`"
+            )
+        if not layout.fits_gpu(self._index):
+            raise RuntimeError(
+                f"to_gpu: FAISS keeps Flat, IVF-Flat, IVF-PQ and IVF-SQ on a GPU, not "
+                f"{self.factory}; stay on the CPU or build another type"
+            )
+        self._searcher.gpu = device
+        self._searcher.refresh(self._index)
+        return self
+
+    def to_cpu(self) -> Self:
+        """Search on the CPU from now on."""
+        self._searcher.gpu = None
+        self._searcher.refresh(self._index)
+        return self
+
+    # ------------------------------------------------------------------ the rest
+
+    @property
+    def index(self) -> faiss.Index:
+        """The FAISS index itself (its rows include dead ones until ``compact``)."""
+        return self._index
+
+    def __repr__(self) -> str:
+        """Kind and size."""
+        return f"FaissIndex({self.factory!r}, metric={self.metric!r}, {len(self)} references)"
+
+    def _take(
+        self, index: faiss.Index, table: RowTable, generation: int = 0, read_only: bool = False
+    ) -> None:
+        self._index, self._table, self._searcher = index, table, Searcher(index)
+        self._generation, self._read_only = generation, read_only
+
+    def _configure(
+        self, parameters: Mapping[str, float] | None, device: Device, compact_at: float
+    ) -> None:
+        self._compact_at = compact_at
+        self.parameters = dict(parameters or {})
+        space = faiss.ParameterSpace()
+        for name, value in self.parameters.items():
+            try:
+                space.set_index_parameter(self._index, name, value)
+            except RuntimeError as error:
+                raise ValueError(f"parameters: {self.factory} does not know {name!r}") from error
+        if device == "gpu" or (device == "auto" and gpus() and layout.fits_gpu(self._index)):
+            self.to_gpu()
+
+    def _queries(self, descriptors: ArrayLike) -> Float32:
+        array = np.asarray(descriptors)
+        if array.size == 0:
+            return np.empty((0, self._index.d), dtype=np.float32)
+        return layout.pad(self.normalizer.queries(array), self._index.d)
+
+    def _alive(self) -> NDArray[np.bool_] | None:
+        return self._table.alive() if self._table.dead else None
+
+    def _matches(self, queries: int, found: Found) -> Matches:
+        query, values, rows = found
+        scores = self.normalizer.from_metric(values, self.metric).astype(np.float32)
+        counts = np.bincount(query, minlength=queries)
+        return Matches(
+            self._table.ids_at(rows),
+            scores,
+            np.concatenate([[0], np.cumsum(counts)]),
+            self._table.metadata_at(rows),
+            None
+            if layout.is_exact(self._index)
+            else f"{self.factory} is approximate and may miss references",
+        )
+
+    def _require_writable(self) -> None:
+        if self._read_only:
+            raise RuntimeError("this index is mapped read-only; open it without mmap to change it")
+
+    def _compact_if_due(self) -> None:
+        if self._table.dead > max(FEWEST_DEAD, self._compact_at * len(self._table)):
+            logger.info("compacting %r: %d dead rows", self, self._table.dead)
+            self.compact()
+
+    def _train_on_background(self) -> None:
+        background = self.normalizer.background
+        if background is None:
+            raise ValueError(
+                f"add: {self.factory} must be trained, and this normalizer keeps no background to "
+                "train it on; call train(descriptors) first"
+            )
+        self._train(self.normalizer.lift.references(background))
+
+    def _train(self, vectors: Float32) -> Self:
+        self._require_writable()
+        if self._index.ntotal:
+            raise RuntimeError("train: expected an empty index; make a new one to train it anew")
+        try:
+            self._index.train(layout.pad(vectors, self._index.d))
+        except RuntimeError as error:
+            raise ValueError(
+                f"train: FAISS cannot train {self.factory} on {len(vectors)} descriptors; give "
+                f"more to train(descriptors), or use fewer lists ({error})"
+            ) from error
+        return self

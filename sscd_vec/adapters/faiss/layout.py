@@ -1,0 +1,112 @@
+"""What FAISS index types can and cannot do: dimensions, removal, rebuilding."""
+
+import math
+import re
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+REBUILD_BLOCK = 65_536
+
+
+def new_index(dim: int, factory: str, metric: int) -> faiss.Index:
+    """An empty index of the smallest dimension from ``dim`` on that the factory accepts.
+
+    A product quantizer of ``m`` parts needs a multiple of ``m``, which ``d + 2`` rarely is.
+    Appended zeros change no inner product and no distance.
+
+    Raises:
+        ValueError: If the factory refuses every candidate, with FAISS's words.
+    """
+    parts = [int(m) for m in re.findall(r"PQ(\d+)", factory) if int(m)]
+    refusal: RuntimeError | None = None
+    for step in sorted({1, *parts, math.lcm(*parts)}):
+        try:
+            return faiss.index_factory(-(-dim // step) * step, factory, metric)
+        except RuntimeError as error:
+            refusal = error
+    raise ValueError(f"factory: FAISS refuses {factory!r} for {dim} dimensions: {refusal}")
+
+
+def pad(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
+    """Vectors with zeros appended up to ``dim``."""
+    missing = dim - vectors.shape[1]
+    return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors
+
+
+def is_exact(index: faiss.Index) -> bool:
+    """Whether a search compares with every vector, uncompressed."""
+    if isinstance(index, faiss.IndexFlat):
+        return True
+    return isinstance(index, faiss.IndexIVFFlat) and bool(index.nprobe >= index.nlist)
+
+
+def has_range_search(index: faiss.Index) -> bool:
+    """Whether the type's own range search exists and finds what its top-k search would."""
+    # A graph's range search stops at efSearch candidates; its top-k search can be widened.
+    names = ("HNSW", "NSG", "NNDescent", "IndexPQFastScan")
+    return not any(name in type(index).__name__ for name in names)
+
+
+def can_remove(index: faiss.Index) -> bool:
+    """Whether the type can take rows out in place."""
+    inner = _innermost(index)
+    return isinstance(inner, faiss.IndexFlatCodes | faiss.IndexIVF) and not isinstance(
+        inner, faiss.IndexIVFFastScan
+    )
+
+
+def fits_gpu(index: faiss.Index) -> bool:
+    """Whether FAISS can keep the type on a GPU."""
+    kinds = {"IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexIVFFlat", "IndexIVFPQ"}
+    return type(_innermost(index)).__name__ in kinds | {"IndexIVFScalarQuantizer"}
+
+
+def without_dead(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
+    """The index with living rows only, numbered without gaps; in place where the type can.
+
+    Raises:
+        RuntimeError: If it can neither remove rows nor give its vectors back.
+    """
+    if not can_remove(index):
+        return _rebuilt(index, alive)
+    index.remove_ids(faiss.IDSelectorBatch(np.flatnonzero(~alive)))
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is not None and lists.invlists is not None:
+        # Flat storage moves rows up; inverted lists keep their row numbers.
+        _renumber(lists.invlists, np.cumsum(alive, dtype=np.int64) - 1)
+    return index
+
+
+def _renumber(invlists: faiss.InvertedLists, new: NDArray[np.int64]) -> None:
+    for i in range(invlists.nlist):
+        size = invlists.list_size(i)
+        if size:
+            rows = faiss.rev_swig_ptr(invlists.get_ids(i), size)
+            rows[:] = new[rows]
+
+
+def _rebuilt(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
+    """A new index of the same kind and training."""
+    fresh = faiss.clone_index(index)
+    fresh.reset()
+    for begin in range(0, len(alive), REBUILD_BLOCK):
+        block = alive[begin : begin + REBUILD_BLOCK]
+        if block.any():
+            try:
+                vectors = index.reconstruct_n(begin, len(block))
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"compact: {type(index).__name__} cannot give its vectors back ({error}); its "
+                    "dead rows stay. Build it again from the descriptors to be rid of them"
+                ) from error
+            fresh.add(np.ascontiguousarray(vectors[block]))
+    return fresh
+
+
+def _innermost(index: faiss.Index) -> faiss.Index:
+    inner = faiss.downcast_index(index)
+    if isinstance(inner, faiss.IndexPreTransform):
+        inner = faiss.downcast_index(inner.index)
+    return inner

@@ -1,0 +1,91 @@
+"""Where a Milvus is, with the credentials kept apart from everything that gets printed."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+HIDDEN = "***"
+
+
+@dataclass(frozen=True)
+class Address:
+    """A Lite file or a server, and the credentials for it.
+
+    Attributes:
+        uri: Path of a Lite file, or a URI without credentials.
+        db_name: Database on the server.
+        token: ``"user:password"`` or an API key; never shown.
+    """
+
+    uri: str
+    db_name: str = ""
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        uri: str | Path,
+        *,
+        token: str = "",
+        user: str = "",
+        password: str = "",
+        db_name: str = "",
+    ) -> "Address":
+        """Take credentials out of a URI such as ``https://user:password@host:19530/db``.
+
+        Raises:
+            ValueError: If it is neither a Lite path ending in ``.db`` nor a URI.
+        """
+        text = str(uri)
+        if "://" not in text:
+            if text.startswith("unix:"):
+                return cls(text, db_name, token or _joined(user, password))
+            return cls(_lite_path(text), db_name)
+        parts = urlsplit(text)
+        if parts.scheme.lower() not in ("http", "https", "tcp"):
+            raise ValueError(
+                f"uri: expected http://, https:// or tcp://, got {parts.scheme}://; or the path of "
+                "a Milvus Lite file ending in .db"
+            )
+        inside = _joined(unquote(parts.username or ""), unquote(parts.password or ""))
+        place = parts.netloc.rpartition("@")[2]
+        bare = urlunsplit((parts.scheme, place, "", "", ""))
+        database = db_name or parts.path.strip("/").partition("/")[0]
+        return cls(bare, database, token or _joined(user, password) or inside)
+
+    @property
+    def is_lite(self) -> bool:
+        """Whether it is a file of this machine rather than a server."""
+        return "://" not in self.uri and not self.uri.startswith("unix:")
+
+    def hide(self, text: str) -> str:
+        """``text`` with every credential in it blacked out."""
+        for secret in self.secrets:
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    @property
+    def secrets(self) -> list[str]:
+        """What must never be printed, longest first."""
+        password = self.token.partition(":")[2]
+        return sorted({s for s in (self.token, password) if s}, key=len, reverse=True)
+
+
+def _joined(user: str, password: str) -> str:
+    return f"{user}:{password}" if user and password else user
+
+
+def _lite_path(text: str) -> str:
+    path = Path(text)
+    if path.suffix != ".db":
+        raise ValueError(
+            f"uri: expected a path ending in .db (Milvus Lite) or a URI such as "
+            f"http://host:19530, got {text!r}"
+        )
+    if path.is_file():
+        raise ValueError(
+            f"{path}: a file, but Milvus Lite 3 keeps a folder there; it is foreign or from "
+            "Milvus Lite 2, which wrote another format. Choose another path"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return str(path)

@@ -1,0 +1,196 @@
+"""A client that waits for its server: reconnects with back-off, keeps credentials out of errors.
+
+Every call made through here may be repeated without harm (upserts, deletes, searches), so a call
+that a restarting server failed is simply made again.
+"""
+
+import logging
+import random
+import sys
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import grpc
+from pymilvus import MilvusClient, MilvusException
+from pymilvus.exceptions import ConnectionConfigException
+
+from sscd_vec.adapters.milvus.address import Address
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+# What a server says while it is away, starting, or handing its data over.
+_PASSING = (
+    "unavailable",
+    "fail connecting",
+    "not ready",
+    "not healthy",
+    "not loaded",
+    "not fully loaded",
+    "no available",
+    "socket closed",
+    "connection refused",
+    "connection reset",
+    "channel not found",
+    "channel distribution is not serviceable",
+    "node offline",
+    "node not match",
+    "node not found",
+    "session not found",
+    "retry run out",
+    "retry timeout",
+    "context deadline exceeded",
+    "rate limit",
+    "find no available",
+    "failed to get shard leaders",
+    "no replica available",
+    "service unavailable",
+)
+
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+logger = logging.getLogger(__name__)
+
+
+class MilvusError(RuntimeError):
+    """Milvus refused or could not be reached. The message names the place, never a credential."""
+
+
+class Connection:
+    """Calls of one client, repeated while the server is away.
+
+    Args:
+        address: Where, and with which credentials.
+        timeout: Seconds for one call.
+        retry_for: Seconds to keep trying while the server is unreachable.
+        options: Passed to ``MilvusClient``: ``secure``, ``server_pem_path``, ``client_key_path``, …
+    """
+
+    def __init__(
+        self, address: Address, timeout: float, retry_for: float, options: Mapping[str, object]
+    ) -> None:
+        """Connect."""
+        self.address = address
+        self._timeout, self._retry_for, self._options = timeout, retry_for, dict(options)
+        self._client: MilvusClient | None = None
+        self.call("list_collections")
+
+    def call(self, verb: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        """Call a method of the client, again and again while the server is away.
+
+        Raises:
+            MilvusError: If Milvus refuses, or stays away longer than ``retry_for``.
+        """
+        deadline = time.monotonic() + self._retry_for
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return getattr(self._connected(), verb)(*args, timeout=self._timeout, **kwargs)
+            except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
+                if not self._is_passing(error) or time.monotonic() + pause > deadline:
+                    self._fail(verb, error)
+                logger.warning(
+                    "%s: %s did not get through (%s), trying again in %.1f s",
+                    self.address.uri,
+                    verb,
+                    self.address.hide(type(error).__name__),
+                    pause,
+                )
+            self._drop_client()
+            time.sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    @property
+    def client(self) -> MilvusClient:
+        """The pymilvus client itself."""
+        return self._connected()
+
+    def close(self) -> None:
+        """Close the client; a Lite file may then be opened by another process."""
+        self._drop_client()
+        if self.address.is_lite:
+            manager = import_module("milvus_lite.server_manager")  # optional, and untyped
+            manager.server_manager_instance.release_server(self.address.uri)
+
+    def _connected(self) -> MilvusClient:
+        if self._client is None:
+            kwargs: dict[str, Any] = dict(self._options)
+            if self.address.db_name:
+                kwargs["db_name"] = self.address.db_name
+            if self.address.token:
+                kwargs["token"] = self.address.token
+            self._client = MilvusClient(self.address.uri, timeout=self._timeout, **kwargs)
+        return self._client
+
+    def _drop_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                client.close()
+            except (MilvusException, grpc.RpcError, ValueError) as error:
+                logger.debug("closing a broken client: %s", type(error).__name__)
+
+    def _is_passing(self, error: Exception) -> bool:
+        if self.address.is_lite:
+            return False
+        if isinstance(error, grpc.FutureTimeoutError):
+            return True
+        refusal = _rpc_error(error)
+        if refusal is not None and refusal.code() in _REFUSALS:
+            return False
+        if isinstance(error, grpc.RpcError):
+            passing = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            return error.code() in passing
+        text = str(error).lower()
+        return any(phrase in text for phrase in _PASSING)
+
+    def _fail(self, verb: str, error: Exception) -> None:
+        """Raise what went wrong, without credentials."""
+        if self.address.is_lite and isinstance(error, ConnectionConfigException):
+            raise MilvusError(_why_lite_failed(self.address.uri)) from None
+        text = error.message if isinstance(error, MilvusException) else str(error)
+        refusal = _rpc_error(error)
+        if refusal is not None and refusal.code() in _REFUSALS:
+            text = f"{refusal.details()}; check token, user and password"
+        message = f"{self.address.uri}: {verb} failed: {self.address.hide(str(text))}"
+        clean = self.address.hide(str(error)) == str(error)
+        raise MilvusError(message) from (error if clean else None)
+
+
+def _rpc_error(error: BaseException | None) -> grpc.RpcError | None:
+    """The gRPC error behind another; pymilvus makes errors their own cause: look at each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, grpc.RpcError):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _why_lite_failed(path: str) -> str:
+    if _held_by_another(Path(path) / "LOCK"):
+        return (
+            f"{path}: another process has this Milvus Lite file open, and Lite allows one at a "
+            "time. Close it there (close(), or end that process), or let both talk to one server: "
+            "`milvus-lite server --data-dir <folder>` or Milvus itself, with http://host:19530 "
+            "as uri"
+        )
+    return (
+        f"{path}: Milvus Lite could not open it (its log says why). It may be damaged or written "
+        "by another version; restore a copy, or choose another path"
+    )
+
+
+def _held_by_another(lock: Path) -> bool:
+    if sys.platform == "win32" or not lock.exists():
+        return False
+    import fcntl
+
+    with lock.open("rb") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

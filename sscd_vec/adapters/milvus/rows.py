@@ -1,0 +1,89 @@
+"""Rows for Milvus: built, measured, and cut into requests a server accepts."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sscd_vec.adapters.arguments import Rows
+from sscd_vec.adapters.milvus.settings import ID, RESERVED, VECTOR
+from sscd_vec.normalize import Normalizer
+
+REQUEST_BYTES = 16 << 20  # a quarter of the 64 MB a server accepts per message by default
+ROW_BYTES = 64  # of framing, generously
+LARGEST_ROW = 60 << 20
+
+Row = dict[str, Any]
+
+
+def requests(rows: Rows, normalizer: Normalizer, dim: int) -> Iterator[list[Row]]:
+    """Rows to upsert, in lists that stay under the message limit; transformed one list at a time.
+
+    Raises:
+        ValueError: If a row alone is too large, or metadata uses a reserved name.
+    """
+    sizes = _sizes(rows, dim)
+    begin = 0
+    while begin < len(rows.ids):
+        total = np.cumsum(sizes[begin : begin + REQUEST_BYTES // (4 * dim) + 1])
+        count = max(1, int(np.searchsorted(total, REQUEST_BYTES, side="right")))
+        part = slice(begin, begin + count)
+        vectors = padded(normalizer.references(rows.descriptors[part]), dim)
+        yield _build(rows, part, vectors)
+        begin += count
+
+
+def padded(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
+    """Vectors with zeros appended up to ``dim``."""
+    missing = dim - vectors.shape[1]
+    return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors
+
+
+def in_expression(ids: list[Any], negated: bool = False) -> str:
+    """A filter for rows with these ids (or without), quoted as Milvus reads it."""
+    return f"{ID} {'not in' if negated else 'in'} {json.dumps(ids, ensure_ascii=False)}"
+
+
+def _build(rows: Rows, part: slice, vectors: NDArray[np.float32]) -> list[Row]:
+    ids = rows.ids[part]
+    if rows.metadata is None:
+        return [{ID: i, VECTOR: vector} for i, vector in zip(ids, vectors, strict=True)]
+    return [
+        {ID: i, VECTOR: vector, **(more or {})}
+        for i, vector, more in zip(ids, vectors, rows.metadata[part], strict=True)
+    ]
+
+
+def _sizes(rows: Rows, dim: int) -> NDArray[np.int64]:
+    """Bytes of each row, more or less."""
+    sizes = np.full(len(rows.ids), 4 * dim + ROW_BYTES, dtype=np.int64)
+    if rows.ids and isinstance(rows.ids[0], str):
+        sizes += np.fromiter(map(len, rows.ids), dtype=np.int64, count=len(rows.ids))
+    if rows.metadata is not None:
+        sizes += np.array([_json_size(more) for more in rows.metadata], dtype=np.int64)
+        if len(sizes) and sizes.max() > LARGEST_ROW:
+            worst = rows.ids[int(sizes.argmax())]
+            raise ValueError(
+                f"metadata: expected at most {LARGEST_ROW >> 20} MiB per row, got "
+                f"{int(sizes.max()) >> 20} MiB for id {worst!r}; keep large data elsewhere"
+            )
+    return sizes
+
+
+def _json_size(metadata: Row | None) -> int:
+    if not metadata:
+        return 0
+    taken = RESERVED & metadata.keys()
+    hidden = [name for name in metadata if not isinstance(name, str) or name.startswith("$")]
+    if taken or hidden:
+        raise ValueError(
+            f"metadata: the names {sorted(taken) or hidden} are taken by the collection; rename"
+        )
+    try:
+        return len(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"metadata: expected what JSON can hold, got {metadata!r} ({error}); convert it first"
+        ) from error

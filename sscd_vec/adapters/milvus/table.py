@@ -1,0 +1,202 @@
+"""A collection in Milvus as a place: made, opened, loaded, flushed, counted, emptied."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sscd_vec.adapters.arguments import IdType
+from sscd_vec.adapters.milvus.connection import Connection, MilvusError
+from sscd_vec.adapters.milvus.rows import in_expression
+from sscd_vec.adapters.milvus.settings import ID, Params, Settings
+from sscd_vec.normalize import Metric, Normalizer
+
+DEFAULT_PARTITION = "_default"
+LITE_UNFLUSHED = 1000  # rows Lite may walk in Python before a search is worth a flush
+KEYS = 4096  # ids per filter expression
+
+
+class Table:
+    """One partition of one collection. It is made when first written to.
+
+    Args:
+        connection: To the server or Lite file.
+        name: Of the collection.
+        partition: Of the collection.
+        normalizer: Whose reference fingerprint the collection must have.
+        metric: Wanted metric, or None to take what is there.
+        index_type: Wanted index, or None to take what is there.
+        index_params: Build parameters for a new collection.
+        consistency: Consistency level of reads.
+        id_length: Longest string id in bytes, for a new collection.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        partition: str,
+        normalizer: Normalizer,
+        *,
+        metric: Metric | None,
+        index_type: str | None,
+        index_params: Params | None,
+        consistency: str,
+        id_length: int,
+    ) -> None:
+        """Open the collection if it exists."""
+        self.connection, self.name, self.partition = connection, name, partition
+        self.settings: Settings | None = None
+        self.consistency, self.id_length = consistency, id_length
+        self.unflushed = 0
+        self._normalizer = normalizer
+        self._wanted = metric, index_type, index_params
+        self._partition_exists = False
+        if self.call("has_collection"):
+            self._open()
+
+    @property
+    def is_lite(self) -> bool:
+        """Whether this is a Milvus Lite file."""
+        return self.connection.address.is_lite
+
+    @property
+    def id_type(self) -> IdType | None:
+        """Type of the key, once the collection exists."""
+        return None if self.settings is None else self.settings.id_type
+
+    def call(self, verb: str, **kwargs: object) -> Any:  # noqa: ANN401
+        """Call the client about this collection."""
+        return self.connection.call(verb, collection_name=self.name, **kwargs)
+
+    def query(self, **kwargs: object) -> Any:  # noqa: ANN401
+        """Query with the consistency asked for."""
+        return self.call("query", consistency_level=self.consistency, **kwargs)
+
+    def opened(self) -> Settings:
+        """The settings of a collection that exists.
+
+        Raises:
+            MilvusError: If it does not.
+        """
+        if self.settings is None:
+            raise MilvusError(f"collection {self.name!r} does not exist yet; add something first")
+        return self.settings
+
+    def readable(self) -> bool:
+        """Whether there is a collection and our partition of it, made by whomever."""
+        if self.settings is None and self.call("has_collection"):
+            self._open()
+        if self.settings is not None and not self._partition_exists:
+            found = self.call("has_partition", partition_name=self.partition)
+            self._partition_exists = bool(found)
+        return self.settings is not None and self._partition_exists
+
+    def ready(self, id_type: IdType) -> Settings:
+        """Make the collection and the partition if they are not there."""
+        if not self.readable():
+            if self.settings is None:
+                self._create(id_type)
+            if self.partition != DEFAULT_PARTITION:
+                self.call("create_partition", partition_name=self.partition)
+                self.call("load_collection")
+            self._partition_exists = True
+        return self.opened()
+
+    def count(self) -> int:
+        """Rows in the partition."""
+        if not self.readable():
+            return 0
+        # Lite counts all partitions unless it has a filter to evaluate.
+        alone = not self.is_lite or self.call("list_partitions") == [DEFAULT_PARTITION]
+        rows = self.query(
+            filter="" if alone else self._everything,
+            output_fields=["count(*)"],
+            partition_names=[self.partition],
+        )
+        return int(rows[0]["count(*)"])
+
+    def present(self, ids: Sequence[Any], partitions: list[str] | None = None) -> set[Any]:
+        """Which of these ids are there."""
+        found: set[Any] = set()
+        for begin in range(0, len(ids), KEYS):
+            rows = self.query(
+                filter=in_expression(list(ids[begin : begin + KEYS])),
+                output_fields=[ID],
+                partition_names=partitions or [self.partition],
+            )
+            found.update(row[ID] for row in rows)
+        return found
+
+    def delete(self, ids: set[Any]) -> None:
+        """Delete rows that are there."""
+        some = sorted(ids)
+        for begin in range(0, len(some), KEYS):
+            expression = in_expression(some[begin : begin + KEYS])
+            self.call("delete", filter=expression, partition_name=self.partition)
+
+    def check_tenant(self, ids: list[Any]) -> None:
+        """Refuse to take ids from another partition: Lite keeps one row per id over all of them.
+
+        On a server each partition has its own rows, and ids may repeat between tenants.
+
+        Raises:
+            ValueError: Naming one such id.
+        """
+        if not self.is_lite:
+            return
+        others = [p for p in self.call("list_partitions") if p != self.partition]
+        taken = self.present(ids, others) if others else set()
+        if taken:
+            raise ValueError(
+                f"add: {len(taken)} ids (such as {min(taken)!r}) belong to another partition of "
+                f"{self.name!r}, and Milvus Lite keeps one row per id in all partitions. Put the "
+                "tenant into the id, use one collection per tenant, or a server"
+            )
+
+    def flush(self) -> None:
+        """Let Milvus seal and index what was added."""
+        if self.settings is not None and self.unflushed:
+            self.call("flush")
+            self.unflushed = 0
+
+    def flush_if_slow(self) -> None:
+        """Before a search: Lite walks unflushed rows in Python, fifty times slower."""
+        if self.is_lite and self.unflushed >= LITE_UNFLUSHED:
+            self.flush()
+
+    def drop(self) -> None:
+        """Delete the collection, all partitions of it."""
+        self.call("drop_collection")
+        self.settings, self._partition_exists, self.unflushed = None, False, 0
+
+    @property
+    def _everything(self) -> str:
+        return f'{ID} != ""' if self.id_type == "str" else f"{ID} >= {np.iinfo(np.int64).min}"
+
+    def _open(self) -> None:
+        settings = Settings.read(self.call("describe_collection"), self.name)
+        metric, index_type, _ = self._wanted
+        settings.check(self._normalizer, metric, index_type, self.name)
+        self.call("load_collection")  # a reopened Lite collection is not loaded
+        self.settings = settings
+        self.unflushed = LITE_UNFLUSHED if self.is_lite else 0  # unknown: what the log replayed
+
+    def _create(self, id_type: IdType) -> None:
+        metric, index_type, params = self._wanted
+        settings = Settings.choose(
+            self._normalizer, metric or "ip", index_type or "FLAT", params, id_type
+        )
+        try:
+            self.call(
+                "create_collection",
+                schema=settings.schema(self.id_length),
+                index_params=settings.index_params(self.is_lite),
+                consistency_level=self.consistency,
+                properties=settings.properties,
+            )
+        except MilvusError:
+            if not self.call("has_collection"):
+                raise
+        self._open()  # ours, or that of a process that was faster
+        self.unflushed = 0

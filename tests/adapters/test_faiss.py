@@ -1,0 +1,353 @@
+"""What is FAISS's own: files, crashes, mapping, padding, training, tombstones, GPUs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from sscd_vec.adapters.arguments import Batch
+from sscd_vec.adapters.faiss import FaissIndex, IndexFileError, layout, searcher
+from sscd_vec.adapters.sidecar import find_sidecar, read_sidecar, sidecar_path
+from sscd_vec.normalize import FingerprintMismatch, Normalizer, ScoreNorm, UncalibratedError
+
+from .conftest import DIM, Photos, unit
+
+
+@pytest.fixture
+def index(photos: Photos, normalizer: Normalizer) -> FaissIndex:
+    made = FaissIndex(normalizer)
+    made.add(photos.ids, photos.references, [{"n": i} for i in range(600)])
+    return made
+
+
+def test_the_file_is_a_plain_faiss_file(index: FaissIndex, photos: Photos, tmp_path: Path) -> None:
+    path = tmp_path / "photos.faiss"
+    index.save(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["photos.faiss", "photos.faiss.sidecar"]
+    plain = faiss.read_index(str(path))
+    values, rows = plain.search(index.normalizer.queries(photos.queries), 10)
+    found = index.search(photos.queries, 10)
+    assert [f"r{row}" for row in rows.ravel()] == found.ids.tolist()
+    np.testing.assert_array_equal(values.ravel(), found.scores)
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("factory", ["Flat", "HNSW16", "IVF4,Flat", "IVF4,PQ5x4"])
+def test_reopened_it_answers_the_same(
+    factory: str, mmap: bool, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    made = FaissIndex(normalizer, factory)
+    made.add(photos.ids, photos.references, [{"név": f"kép {i}"} for i in range(600)])
+    made.remove(photos.ids[:5])
+    made.save(tmp_path / "a.faiss")
+    opened = FaissIndex.open(tmp_path / "a.faiss", normalizer, mmap=mmap)
+    assert len(opened) == 595 and "r5" in opened and "r4" not in opened
+    before, after = made.search(photos.queries, 5), opened.search(photos.queries, 5)
+    assert before.ids.tolist() == after.ids.tolist()
+    np.testing.assert_array_equal(before.scores, after.scores)
+    assert after.metadata == before.metadata and after[6][0].metadata is not None
+    if mmap:
+        for change in (lambda: opened.add("x", photos.references[0]), lambda: opened.remove("r9")):
+            with pytest.raises(RuntimeError, match="read-only"):
+                change()
+    else:
+        opened.add("x", photos.references[0])
+        assert len(opened) == 596
+
+
+def test_another_normalizer_is_refused_but_another_query_side_is_not(
+    index: FaissIndex, photos: Photos, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.faiss"
+    index.save(path)
+    other = Normalizer.fit(unit(np.random.default_rng(9).normal(size=(500, DIM))))
+    with pytest.raises(FingerprintMismatch) as error:
+        FaissIndex.open(path, other)
+    assert index.normalizer.reference_fingerprint in str(error.value)
+    assert other.reference_fingerprint in str(error.value)
+
+    changed = index.normalizer.with_score_norm(ScoreNorm(beta=0.5, n=1, n_end=5))
+    found = FaissIndex.open(path, changed).search(photos.queries, 10)
+    best = -np.sort(-changed.scores(photos.queries, photos.references), axis=1)[:, :10]
+    np.testing.assert_allclose(found.scores.reshape(best.shape), best, atol=1e-4)
+    with pytest.raises(UncalibratedError):
+        FaissIndex.open(path, changed).range_search(photos.queries)
+
+
+def test_damaged_files_say_so(index: FaissIndex, normalizer: Normalizer, tmp_path: Path) -> None:
+    path = tmp_path / "a.faiss"
+    with pytest.raises(FileNotFoundError, match="no such index file"):
+        FaissIndex.open(path, normalizer)
+    index.save(path)
+    beside = sidecar_path(path)
+    whole, about = path.read_bytes(), beside.read_bytes()
+
+    def expect(message: str, mmap: bool = False) -> None:
+        with pytest.raises(IndexFileError, match=message):
+            FaissIndex.open(path, normalizer, mmap=mmap)
+        path.write_bytes(whole)
+        beside.write_bytes(about)
+
+    path.write_bytes(whole[:-100])
+    expect("truncated, altered")
+    path.write_bytes(whole[:-100])
+    expect("truncated, altered", mmap=True)
+    path.write_bytes(whole[:5000] + b"\0" + whole[5001:])
+    expect("names SHA-256|belongs to another")
+    beside.write_bytes(about[:-100])
+    expect("truncated")
+    beside.write_bytes(about[:-1] + bytes([about[-1] ^ 1]))
+    expect("damaged")
+    beside.write_bytes(b"\x10\0\0\0\0\0\0\0not a safetensors file at all")
+    expect("not a sidecar written by sscd-vec")
+    beside.write_bytes(b"")
+    expect("not a sidecar")
+    beside.write_bytes(about.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    expect("expected sidecar format 1, got 9")
+    beside.unlink()
+    expect("sidecar a.faiss.sidecar is missing")
+    assert len(FaissIndex.open(path, normalizer)) == 600
+
+
+def test_a_foreign_faiss_file_is_refused(normalizer: Normalizer, tmp_path: Path) -> None:
+    faiss.write_index(faiss.IndexFlatIP(32), str(tmp_path / "other.faiss"))
+    with pytest.raises(IndexFileError, match="sidecar other.faiss.sidecar is missing"):
+        FaissIndex.open(tmp_path / "other.faiss", normalizer)
+
+
+def test_a_save_killed_between_its_two_renames_is_finished_by_open(
+    index: FaissIndex, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    path, beside = tmp_path / "a.faiss", tmp_path / "a.faiss.sidecar"
+    index.save(path)
+    old = beside.read_bytes()
+    index.remove("r0")
+    index.save(path)
+    # The index of generation 2 with the sidecar of generation 1, as the crash leaves them.
+    shutil.move(beside, tmp_path / "a.faiss.sidecar.new")
+    beside.write_bytes(old)
+    assert len(FaissIndex.open(path, normalizer, mmap=True)) == 599
+    assert beside.read_bytes() == old, "opening read-only changes nothing"
+    assert len(FaissIndex.open(path, normalizer)) == 599
+    assert read_sidecar(find_sidecar(path, whole=True), mapped=False)[0].generation == 2
+    assert not (tmp_path / "a.faiss.sidecar.new").exists()
+
+
+SAVE_FOREVER = """
+import sys
+import numpy as np
+from sscd_vec.adapters.faiss import FaissIndex
+from sscd_vec.normalize import Normalizer
+path, acks = sys.argv[1:]
+rng = np.random.default_rng(0)
+index = FaissIndex(Normalizer.identity(16))
+for n in range(10**6):
+    rows = rng.normal(size=(50, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    index.add([f"{n}-{i}" for i in range(50)], rows, [{"n": n}] * 50)
+    index.save(path)
+    with open(acks, "a") as file:
+        file.write(f"{50 * (n + 1)}\\n")
+"""
+
+
+def test_kill_9_in_a_loop_leaves_a_whole_pair(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    for turn in range(8):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        path, acks = folder / "a.faiss", folder / "acks"
+        acks.write_text("")
+        child = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(path), str(acks)])
+        deadline = time.monotonic() + 60
+        while acks.read_text().count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.05))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        saved = int(acks.read_text().split()[-1])
+        opened = FaissIndex.open(path, Normalizer.identity(16))
+        assert saved <= len(opened) <= saved + 50
+        assert len(opened) % 50 == 0
+        assert f"{saved // 50 - 1}-49" in opened
+        opened.add("after", np.eye(16, dtype=np.float32)[0])
+        opened.save(path)
+        assert sorted(os.listdir(folder)) == ["a.faiss", "a.faiss.sidecar", "acks"]
+
+
+def test_range_results_stream_in_blocks(index: FaissIndex, photos: Photos) -> None:
+    whole = index.range_search(photos.queries, 0.0)
+    parts = list(index.iterate_range(photos.queries, 0.0, block=7))
+    assert [begin for begin, _ in parts] == [0, 7, 14, 21, 28, 35]
+    assert [i for _, part in parts for i in part.ids] == whole.ids.tolist()
+
+
+def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> None:
+    assert FaissIndex(normalizer, "IVF4,PQ7x4").index.d == 35
+    assert FaissIndex(normalizer, "OPQ5,IVF4,PQ5x4").index.d == 35
+    assert FaissIndex(normalizer, "Flat").index.d == 32
+    padded = layout.pad(normalizer.references(photos.references), 35)
+    queries = layout.pad(normalizer.queries(photos.queries), 35)
+    expected = normalizer.scores(photos.queries, photos.references)
+    np.testing.assert_allclose(queries @ padded.T, expected, atol=1e-5)
+    with pytest.raises(ValueError, match="FAISS refuses 'Nonsense'"):
+        FaissIndex(normalizer, "Nonsense")
+
+
+def test_training_needs_enough_background(photos: Photos, normalizer: Normalizer) -> None:
+    with pytest.raises(ValueError, match="keeps no background"):
+        FaissIndex(Normalizer.identity(DIM), "IVF4,Flat").add(photos.ids, photos.references)
+    few = FaissIndex(normalizer, "IVF4096,Flat")
+    with pytest.raises(ValueError, match=r"cannot train IVF4096,Flat on 2000 descriptors"):
+        few.add(photos.ids, photos.references)
+    trained = FaissIndex(Normalizer.identity(DIM), "IVF4,Flat").train(photos.references)
+    trained.add(photos.ids, photos.references)
+    assert len(trained) == 600
+    with pytest.raises(RuntimeError, match="expected an empty index"):
+        trained.train(photos.references)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "SQ8", "IVF4,Flat", "IVF4,PQ5x4", "HNSW16"])
+def test_compaction_keeps_answers_and_frees_rows(
+    factory: str, photos: Photos, normalizer: Normalizer
+) -> None:
+    made = FaissIndex(normalizer, factory, parameters={"nprobe": 4} if "IVF" in factory else None)
+    made.add(photos.ids, photos.references, [{"n": i} for i in range(600)])
+    made.remove(photos.ids[::3])
+    assert made.index.ntotal == 600 and len(made) == 400
+    before = made.search(photos.queries, 10)
+    assert made.compact() == 200 and made.index.ntotal == 400
+    after = made.search(photos.queries, 10)
+    assert all(m.metadata == {"n": int(str(m.id)[1:])} for row in after for m in row)
+    if factory == "HNSW16":  # a rebuilt graph is another graph
+        assert np.mean(before.scores) == pytest.approx(np.mean(after.scores), abs=0.01)
+    else:
+        assert before.ids.tolist() == after.ids.tolist()
+        np.testing.assert_array_equal(before.scores, after.scores)
+    made.add(photos.ids[:3], photos.references[:3])  # rows are numbered on without gaps
+    top = made.search(photos.references[:1], 1)
+    if "PQ" not in factory:
+        assert top.ids.tolist() == ["r0"]
+
+
+def test_replacing_many_times_compacts_by_itself(normalizer: Normalizer) -> None:
+    rng = np.random.default_rng(3)
+    made = FaissIndex(normalizer, compact_at=0.25)
+    for _ in range(8):
+        made.add(range(500), unit(rng.normal(size=(500, DIM))))
+    assert len(made) == 500
+    assert made.index.ntotal <= 500 + 1000 + 500
+
+
+def test_streaming_holds_one_batch_at_a_time(normalizer: Normalizer) -> None:
+    alive = 0
+    most = 0
+
+    class Rows(np.ndarray[Any, np.dtype[np.float32]]):
+        def __del__(self) -> None:
+            nonlocal alive
+            if self.base is None:
+                alive -= 1
+
+    def batches() -> Iterator[Batch]:
+        nonlocal alive, most
+        rng = np.random.default_rng(0)
+        for n in range(20):
+            rows = Rows((100, DIM), dtype=np.float32)
+            rows[:] = unit(rng.normal(size=(100, DIM)))
+            alive += 1
+            most = max(most, alive)
+            yield list(range(100 * n, 100 * n + 100)), rows
+
+    made = FaissIndex(normalizer)
+    assert made.add_batches(batches()) == 2000 == len(made)
+    assert most <= 2
+
+
+def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
+    with pytest.raises(ValueError, match="as many descriptors as ids, got 2 for 1"):
+        index.add(["a"], photos.references[:2])
+    with pytest.raises(ValueError, match="as many metadata as ids"):
+        index.add(["a"], photos.references[:1], [None, None])
+    with pytest.raises(TypeError, match="what JSON can hold"):
+        index.add(["a"], photos.references[:1], [{"x": object()}])
+    with pytest.raises(ValueError, match="what JSON can hold"):
+        index.add(["a"], photos.references[:1], [{"x": float("nan")}])
+    with pytest.raises(ValueError, match="non-empty"):
+        index.add([""], photos.references[:1])
+    with pytest.raises(TypeError, match="got bool"):
+        index.add([True], photos.references[:1])
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        index.add(["a"], np.full((1, DIM), np.nan, dtype=np.float32))
+    with pytest.raises(ValueError, match="k: expected a positive integer"):
+        index.search(photos.queries, 0)
+    with pytest.raises(ValueError, match="threshold"):
+        index.search(photos.queries, 1, threshold=float("nan"))
+    with pytest.raises(ValueError, match="expected 'ip' or 'l2'"):
+        FaissIndex(index.normalizer, metric="cosine")  # type: ignore[arg-type]  # the point
+    with pytest.raises(ValueError, match="does not know 'nprobes'"):
+        FaissIndex(index.normalizer, parameters={"nprobes": 1})
+    assert len(index) == 600 and index.index.ntotal == 600, "a refused add leaves nothing behind"
+    assert index.search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []
+    assert index.range_search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []
+
+
+class FakeGpuIndex:
+    """A FAISS index with a GPU's limits: k up to 2048, no range search."""
+
+    def __init__(self, index: faiss.Index) -> None:
+        self.inner = faiss.clone_index(index)
+        self.searches = 0
+
+    def search(self, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
+        assert k <= 2048, "a GPU refuses more"
+        self.searches += 1
+        return self.inner.search(vectors, k)
+
+
+def test_gpu_limits_are_respected(
+    photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[FakeGpuIndex] = []
+
+    def to_gpu(resources: object, device: int, index: faiss.Index) -> FakeGpuIndex:
+        copies.append(FakeGpuIndex(index))
+        return copies[-1]
+
+    made = FaissIndex(normalizer)
+    with pytest.raises(RuntimeError, match="FAISS sees 0 GPUs"):
+        made.to_gpu()
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", to_gpu, raising=False)
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
+    assert searcher.gpus() == 1
+    with pytest.raises(RuntimeError, match="not HNSW16"):
+        FaissIndex(normalizer, "HNSW16", device="gpu")
+    FaissIndex(normalizer, "HNSW16")  # automatic: stays on the CPU
+
+    rng = np.random.default_rng(4)
+    rows = unit(rng.normal(size=(3000, DIM)))
+    cpu, gpu = FaissIndex(normalizer, device="cpu"), FaissIndex(normalizer)
+    for each in (cpu, gpu):
+        each.add(range(3000), rows)
+    for k in (10, 2500):  # over the limit the CPU answers
+        expected, found = (i.search(photos.queries, k) for i in (cpu, gpu))
+        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+    for threshold in (-0.5, 0.1):  # thousands per query, and a few
+        expected, found = (i.range_search(photos.queries, threshold) for i in (cpu, gpu))
+        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+    assert len(copies) == 1 and copies[0].searches >= 3
+    gpu.add(-1, rows[0])
+    assert gpu.search(rows[:1], 2).ids.tolist() in ([0, -1], [-1, 0])
+    assert len(copies) == 2, "the copy is made again after a write"
+    gpu.to_cpu().search(rows[:1], 2)
+    assert copies[1].searches == 1

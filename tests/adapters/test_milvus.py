@@ -1,0 +1,518 @@
+"""What is Milvus's own: Lite's traps, tenants, filters, credentials, paging, bulk files."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from milvus_server import TOKEN, MilvusProcess
+from pymilvus import MilvusClient, MilvusException
+
+from sscd_vec.adapters.arguments import Batch, Rows
+from sscd_vec.adapters.milvus import (
+    Address,
+    MilvusCollection,
+    MilvusError,
+    connection,
+    finder,
+    rows,
+)
+from sscd_vec.adapters.milvus.connection import Connection
+from sscd_vec.adapters.milvus.paging import Page, Request, banded, growing
+from sscd_vec.adapters.milvus.settings import ForeignCollection
+from sscd_vec.normalize import FingerprintMismatch, Normalizer
+
+from .conftest import DIM, Photos, unit
+
+
+@pytest.fixture(params=["lite", "server"])
+def place(request: pytest.FixtureRequest, lite: str) -> Iterator[tuple[str, str]]:
+    """URI and token of a Lite file and of a real server."""
+    if request.param == "lite":
+        yield lite, ""
+    else:
+        yield request.getfixturevalue("server").uri, TOKEN
+
+
+def new_name() -> str:
+    return f"c{uuid4().hex[:12]}"
+
+
+# ------------------------------------------------------------------ one collection, opened again
+
+
+def test_reopening_checks_who_made_it(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    name = new_name()
+    with MilvusCollection(uri, name, normalizer, token=token, metric="l2") as made:
+        made.add(photos.ids, photos.references)
+    other = Normalizer.fit(unit(np.random.default_rng(9).normal(size=(500, DIM))))
+    with pytest.raises(FingerprintMismatch) as error:
+        MilvusCollection(uri, name, other, token=token)
+    assert normalizer.reference_fingerprint in str(error.value)
+    assert other.reference_fingerprint in str(error.value)
+    with pytest.raises(ValueError, match="metric: collection .* was made with 'l2', got 'ip'"):
+        MilvusCollection(uri, name, normalizer, token=token, metric="ip")
+    changed = normalizer.with_score_norm(None)  # query side only
+    with MilvusCollection(uri, name, changed, token=token) as opened:
+        assert len(opened) == 600 and opened.settings is not None
+        assert opened.settings.metric == "l2"
+        found = opened.search(photos.queries, 5)
+        best = -np.sort(-changed.scores(photos.queries, photos.references), axis=1)[:, :5]
+        np.testing.assert_allclose(found.scores.reshape(best.shape), best, atol=1e-4)
+        opened.drop()
+        client = opened._table.connection.client
+        client.create_collection("theirs", dimension=8)
+        with pytest.raises(ForeignCollection, match="was not made by sscd-vec"):
+            MilvusCollection(uri, "theirs", normalizer, token=token)
+        client.drop_collection("theirs")
+
+
+def test_awkward_ids_and_metadata_survive(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    ids = [
+        'it\'s "quoted"',
+        "back\\slash",
+        "new\nline",
+        "képek/ő.jpg",
+        "写真 1",
+        "a]b, c",
+        "%_'\\''",
+    ]
+    metadata = [{"tag": "x' or 1==1", "n": n, "deep": {"list": [1, None, "ö"]}} for n in range(7)]
+    with MilvusCollection(uri, new_name(), normalizer, token=token) as index:
+        index.add(ids, photos.references[:7], metadata)
+        found = index.search(photos.references[:7], 1)
+        assert found.ids.tolist() == ids
+        assert list(found.metadata or []) == metadata
+        assert all(i in index for i in ids)
+        assert (
+            index.search(photos.references[:1], 9, filter="n > 4 and deep['list'][0] == 1").counts
+            == 2
+        )
+        assert index.search(photos.references[:1], 3, metadata=False).metadata is None
+        assert index.present([*ids, "other"]) == set(ids)
+        assert index.remove(ids[:6]) == 6 and len(index) == 1 and ids[6] in index
+        for bad in ({"id": 1}, {"vector": 1}, {"$meta": 1}):
+            with pytest.raises(ValueError, match="taken by the collection"):
+                index.add("z", photos.references[0], bad)
+        with pytest.raises(ValueError, match="what JSON can hold"):
+            index.add("z", photos.references[0], {"x": float("inf")})
+        index.drop()
+
+
+def test_filters_reach_range_search(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    with MilvusCollection(uri, new_name(), normalizer, token=token) as index:
+        index.add(photos.ids, photos.references, [{"n": i} for i in range(600)])
+        found = index.range_search(photos.queries[:4], -2.0, filter="n >= 590")
+        assert found.counts.tolist() == [10] * 4 and found.complete
+        pages = list(index.iterate_range(photos.queries[:4], -2.0, filter="n >= 590"))
+        assert sorted({query for query, _ in pages}) == [0, 1, 2, 3]
+        index.drop()
+
+
+# ------------------------------------------------------------------ tenants
+
+
+def test_tenants_on_a_server_do_not_see_each_other(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    name = new_name()
+    a = MilvusCollection(server.uri, name, normalizer, token=TOKEN, partition="tenant_a")
+    b = MilvusCollection(server.uri, name, normalizer, token=TOKEN, partition="tenant_b")
+    a.add(["same", "only_a"], photos.references[:2], [{"owner": "a"}, {"owner": "a"}])
+    assert (
+        len(b) == 0 and "same" not in b and b.search(photos.references[:1]).counts.tolist() == [0]
+    )
+    b.add(["same"], photos.references[2:3], [{"owner": "b"}])
+    assert (len(a), len(b)) == (2, 1)
+    assert a.search(photos.references[:1], 5)[0][0].metadata == {"owner": "a"}
+    assert {m.metadata["owner"] for m in b.search(photos.references[:1], 5)[0] if m.metadata} == {
+        "b"
+    }
+    assert b.remove(["same", "only_a"]) == 1
+    assert len(a) == 2 and "same" in a
+    a.drop()
+
+
+def test_lite_refuses_to_take_an_id_from_another_tenant(
+    lite: str, photos: Photos, normalizer: Normalizer
+) -> None:
+    a = MilvusCollection(lite, "photos", normalizer, partition="tenant_a")
+    b = MilvusCollection(lite, "photos", normalizer, partition="tenant_b")
+    a.add(["1", "2"], photos.references[:2])
+    with pytest.raises(ValueError, match="belong to another partition"):
+        b.add(["2", "3"], photos.references[2:4])
+    b.add(["b/2"], photos.references[2:3])
+    assert (len(a), len(b)) == (2, 1)
+    assert "2" in a and "2" not in b
+    assert a.search(photos.references[:1], 5).counts.tolist() == [2]
+    a.close()
+
+
+# ------------------------------------------------------------------ Lite's traps
+
+
+def test_index_parameters_reach_lite(lite: str, photos: Photos, normalizer: Normalizer) -> None:
+    with MilvusCollection(
+        lite, "photos", normalizer, index_type="HNSW", index_params={"M": 6, "efConstruction": 44}
+    ) as index:
+        index.add_batches([(photos.ids, photos.references)])
+    [manifest] = Path(lite).rglob("manifest.json")
+    spec = json.loads(manifest.read_text())["index_specs"]["vector"]
+    assert spec["build_params"] == {"M": 6, "efConstruction": 44}
+
+
+def test_lite_flushes_before_it_searches_a_bulk_load(
+    lite: str, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    call = Connection.call
+
+    def counting(self: Connection, verb: str, *args: object, **kwargs: object) -> object:
+        called.append(verb)
+        return call(self, verb, *args, **kwargs)
+
+    monkeypatch.setattr(Connection, "call", counting)
+    many = unit(np.random.default_rng(1).normal(size=(1500, DIM)))
+    with MilvusCollection(lite, "photos", normalizer) as index:
+        index.add(range(900), many[:900])
+        index.search(many[:1])
+        assert "flush" not in called, "a few rows are searched as they are"
+        index.add(range(900, 1500), many[900:])
+        index.search(many[:1])
+        index.search(many[:1])
+        assert called.count("flush") == 1
+
+
+def test_a_second_process_is_told_what_to_do(
+    lite: str, photos: Photos, normalizer: Normalizer
+) -> None:
+    holder = (
+        "import sys; from pymilvus import MilvusClient; c = MilvusClient(sys.argv[1]); "
+        "print('open', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", holder, lite], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"open\n"
+        with pytest.raises(MilvusError, match="another process has this Milvus Lite file open"):
+            MilvusCollection(lite, "photos", normalizer)
+    finally:
+        child.communicate(b"")
+    with MilvusCollection(lite, "photos", normalizer) as index:  # free again
+        index.add(photos.ids[:3], photos.references[:3])
+        assert len(index) == 3
+
+
+def test_paths_that_are_no_lite_file(tmp_path: Path, normalizer: Normalizer) -> None:
+    with pytest.raises(ValueError, match=r"path ending in \.db"):
+        MilvusCollection(tmp_path / "photos", "photos", normalizer)
+    (tmp_path / "old.db").write_bytes(b"SQLite format 3")
+    with pytest.raises(ValueError, match="a file, but Milvus Lite 3 keeps a folder"):
+        MilvusCollection(tmp_path / "old.db", "photos", normalizer)
+    with pytest.raises(ValueError, match="expected http://"):
+        MilvusCollection("ftp://host", "photos", normalizer)
+
+
+# ------------------------------------------------------------------ credentials and connections
+
+SECRET = "pass-W0rd!"
+
+
+def test_credentials_leave_the_uri() -> None:
+    address = Address.parse(f"https://alice:{SECRET}@host:19530/archive")
+    assert address.uri == "https://host:19530"
+    assert (address.token, address.db_name) == (f"alice:{SECRET}", "archive")
+    assert SECRET not in repr(address) and "alice" not in repr(address)
+    assert address.hide(f"bad password {SECRET}") == "bad password ***"
+    assert Address.parse("http://h:1", user="u", password="p", db_name="d").token == "u:p"
+    assert Address.parse("http://h:1", token="key").token == "key"
+
+
+def test_a_wrong_password_is_refused_without_showing_it(
+    server: MilvusProcess, normalizer: Normalizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = server.uri.replace("http://", f"http://root:{SECRET}@")
+    with caplog.at_level(logging.DEBUG), pytest.raises(MilvusError) as error:
+        MilvusCollection(uri, "photos", normalizer)  # a refusal is not waited out
+    shown = [str(error.value), repr(error.value), caplog.text]
+    cause: BaseException | None = error.value
+    seen: set[int] = set()  # pymilvus makes errors their own cause
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        shown.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    assert all(SECRET not in text for text in shown)
+    assert "check token, user and password" in str(error.value)
+
+
+def test_secrets_in_a_message_are_blacked_out() -> None:
+    class Client:
+        def search(self, **_: object) -> None:
+            raise MilvusException(1, f"user root with {SECRET} may not")
+
+        def close(self) -> None: ...
+
+    made = Connection.__new__(Connection)
+    made.address = Address("http://host:1", token=f"root:{SECRET}")
+    made._timeout, made._retry_for, made._options, made._client = 1.0, 0.0, {}, Client()
+    with pytest.raises(MilvusError, match=r"user root with \*\*\* may not") as error:
+        made.call("search")
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+
+
+def test_tls_and_token_are_passed_through(
+    monkeypatch: pytest.MonkeyPatch, normalizer: Normalizer
+) -> None:
+    seen: dict[str, Any] = {}
+
+    class Client:
+        def __init__(self, uri: str, **kwargs: object) -> None:
+            seen.update(kwargs, uri=uri)
+
+        def __getattr__(self, verb: str) -> Any:  # noqa: ANN401
+            return lambda *a, **k: seen.update(timeout_of_call=k["timeout"]) or False
+
+    monkeypatch.setattr(connection, "MilvusClient", Client)
+    index = MilvusCollection(
+        "https://host:443",
+        "photos",
+        normalizer,
+        token="key",
+        db_name="archive",
+        timeout=7,
+        options={"secure": True, "server_pem_path": "ca.pem", "server_name": "host"},
+    )
+    assert seen == {
+        "uri": "https://host:443",
+        "token": "key",
+        "db_name": "archive",
+        "timeout": 7,
+        "timeout_of_call": 7,
+        "secure": True,
+        "server_pem_path": "ca.pem",
+        "server_name": "host",
+    }
+    assert repr(index) == "MilvusCollection('https://host:443', 'photos', partition='_default')"
+
+
+def test_back_off_then_success_or_a_clear_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    clock = [0.0]
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    failures = [MilvusException(2, "server unavailable"), grpc.FutureTimeoutError()] * 4
+
+    class Client:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def list_collections(self, timeout: float) -> str:
+            if failures:
+                raise failures.pop()
+            return "done"
+
+        def upsert(self, timeout: float) -> None:
+            raise MilvusException(1100, "the dimension does not fit")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(connection, "MilvusClient", Client)
+    made = Connection(Address("http://host:1"), 1.0, 60.0, {})
+    assert len(pauses) == 8 and pauses[3] > 3 * pauses[0] and max(pauses) <= 6
+    with pytest.raises(MilvusError, match="upsert failed: the dimension does not fit"):
+        made.call("upsert")
+    assert len(pauses) == 8, "what will not pass is not tried again"
+    failures.extend([MilvusException(2, "server unavailable")] * 1000)
+    with pytest.raises(MilvusError, match="unavailable"):
+        made.call("list_collections")
+    assert sum(pauses) < 130
+
+
+# ------------------------------------------------------------------ sizes
+
+
+def test_requests_stay_under_the_message_limit(
+    photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "REQUEST_BYTES", 20_000)
+    metadata: list[Any] = [{"text": "x" * (50 * (i % 40))} for i in range(600)]
+    parts = list(rows.requests(Rows(photos.ids, photos.references, metadata), normalizer, 32))
+    assert [row["id"] for part in parts for row in part] == photos.ids
+    sizes = [sum(4 * 32 + len(json.dumps(row["text"])) for row in part) for part in parts]
+    assert max(sizes) <= 20_000 and len(parts) < 60
+    stored = np.stack([row["vector"] for part in parts for row in part])
+    np.testing.assert_allclose(stored, normalizer.references(photos.references), atol=1e-6)
+    monkeypatch.setattr(rows, "LARGEST_ROW", 1000)
+    with pytest.raises(ValueError, match="per row"):
+        list(rows.requests(Rows(photos.ids, photos.references, metadata), normalizer, 32))
+
+
+@given(
+    values=st.lists(st.integers(0, 6), max_size=60),
+    limit=st.integers(1, 9),
+    seen=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_pages_find_everything_once_however_many_tie(
+    values: list[int], limit: int, seen: bool
+) -> None:
+    stored = sorted(((float(v), f"i{n}") for n, v in enumerate(values)), reverse=True)
+
+    def ask(request: Request) -> Page:
+        hits = [
+            (v, i)
+            for v, i in stored
+            if (request.best is None or v <= request.best) and f'"{i}"' not in request.filter
+        ][: request.limit]
+        return Page(
+            [i for _, i in hits], [v for v, _ in hits], [None] * len(hits) if seen else None
+        )
+
+    for pages in (list(banded(ask, limit)), list(growing(ask, limit))):
+        ids = [i for page in pages for i in page.ids]
+        assert sorted(ids) == sorted(i for _, i in stored)
+        scores = [v for page in pages for v in page.values]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_range_search_beyond_the_page_limit_on_a_server(
+    metric: Any,  # noqa: ANN401
+    server: MilvusProcess,
+    photos: Photos,
+    normalizer: Normalizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(finder, "FIRST_HITS", 16)
+    monkeypatch.setattr(finder, "PAGE_WITH_METADATA", 50)
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN, metric=metric)
+    # A hundred of the same picture: more ties than fit on a page.
+    same = np.repeat(photos.references[:1], 100, axis=0)
+    index.add(
+        [*photos.ids, *(f"same{i}" for i in range(100))], np.concatenate([photos.references, same])
+    )
+    found = index.range_search(photos.queries[:3], -1.0)
+    scores = normalizer.scores(photos.queries[:3], np.concatenate([photos.references, same]))
+    assert found.counts.tolist() == (scores >= -1.0).sum(axis=1).tolist()
+    assert found.counts.min() > 650
+    assert found.complete
+    for query in range(3):
+        ids = [match.id for match in found[query]]
+        assert len(set(ids)) == len(ids)
+    streamed = [page for _, page in index.iterate_range(photos.queries[:1], -1.0)]
+    assert len(streamed) > 5 and sum(len(page.ids) for page in streamed) == found.counts[0]
+    index.drop()
+
+
+def test_k_beyond_what_a_server_gives(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
+    index.add(photos.ids, photos.references)
+    found = index.search(photos.queries[:2], 20_000)
+    assert found.counts.tolist() == [600, 600]
+    assert found.incomplete == "a server returns at most 16384 per query"
+    index.drop()
+
+
+# ------------------------------------------------------------------ large loads
+
+
+@pytest.mark.parametrize("file_type", ["parquet", "json"])
+def test_bulk_files_are_imported_by_a_real_server(
+    file_type: Any,  # noqa: ANN401
+    server: MilvusProcess,
+    photos: Photos,
+    normalizer: Normalizer,
+    tmp_path: Path,
+) -> None:
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
+    batches: list[Batch] = [
+        (photos.ids[:400], photos.references[:400], [{"n": i} for i in range(400)]),
+        (photos.ids[400:], photos.references[400:]),
+    ]
+    files = index.write_bulk_files(iter(batches), tmp_path / "bulk", file_type=file_type)
+    assert index.write_bulk_files([], tmp_path / "none") == []
+    assert len(files) == 1 and all(Path(name).suffix == f".{file_type}" for name in files[0])
+    assert len(index) == 0, "nothing is sent"
+    client: MilvusClient = index._table.connection.client
+    for group in files:
+        handler = client._get_connection()
+        task = handler.do_bulk_insert(index.name, "", group)
+        deadline = time.monotonic() + 60
+        while (state := handler.get_bulk_insert_state(task)).row_count < 600:
+            assert time.monotonic() < deadline and "ailed" not in state.state_name, state.infos
+            time.sleep(0.2)
+    index._table.call("flush")
+    deadline = time.monotonic() + 60
+    while len(index) < 600 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert len(index) == 600
+    found = index.search(photos.queries, 5)
+    best = -np.sort(-normalizer.scores(photos.queries, photos.references), axis=1)[:, :5]
+    np.testing.assert_allclose(found.scores.reshape(best.shape), best, atol=1e-4)
+    assert found[3][0].metadata == {"n": 3}
+    index.drop()
+
+
+def test_bulk_files_name_the_extra_they_need(
+    lite: str,
+    photos: Photos,
+    normalizer: Normalizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pymilvus.bulk_writer", None)
+    with (
+        MilvusCollection(lite, "photos", normalizer) as index,
+        pytest.raises(ImportError, match=r"sscd-vec\[milvus-bulk\]"),
+    ):
+        index.write_bulk_files([(photos.ids, photos.references)], tmp_path)
+
+
+def test_two_that_create_at_once_get_one_collection(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    name = new_name()
+    both = [MilvusCollection(server.uri, name, normalizer, token=TOKEN) for _ in range(2)]
+    halves = [slice(0, 300), slice(300, 600)]
+    failures: list[BaseException] = []
+
+    def load(index: MilvusCollection, half: slice) -> None:
+        try:
+            index.add(photos.ids[half], photos.references[half])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load, args=pair) for pair in zip(both, halves, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures and len(both[0]) == 600
+    both[0].drop()
