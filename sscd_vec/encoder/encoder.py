@@ -1,0 +1,356 @@
+"""``Encoder``: images in, descriptors out."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sscd_vec.encoder import checkpoint, pipeline, pretrained
+from sscd_vec.encoder.backends import Backend, BackendName, check_backend, open_backend
+from sscd_vec.encoder.config import EncoderConfig, SizeMode
+from sscd_vec.encoder.fingerprint import fingerprint
+from sscd_vec.encoder.images import ImageInput, is_image_input, load_pixels
+from sscd_vec.encoder.inputs import Inputs, count_images, images_of
+from sscd_vec.encoder.model import SSCDModel
+from sscd_vec.encoder.pipeline import Encoded
+from sscd_vec.encoder.precision import Precision
+from sscd_vec.encoder.preprocess import normalize, resize, split_pixels, target_size
+from sscd_vec.encoder.progress import progress_bar
+
+OnError = Literal["raise", "skip"]
+Decode = Literal["fast", "exact"]
+
+_CHUNK = 1024
+# Pixels that become float input at a time, so that a batch of very long images stays affordable.
+_PASS_PIXELS = 32 * 288 * 384
+
+
+class Encoder:
+    """A model that turns images into unit-length descriptors.
+
+    Attributes:
+        model: The plain network, from normalized NCHW float input to unit descriptors.
+        device: Where it runs.
+        backend: What runs it.
+        precision: What it computes in.
+    """
+
+    def __init__(
+        self,
+        model: SSCDModel,
+        *,
+        device: str | torch.device | None = None,
+        backend: BackendName = "torch",
+        precision: Precision = "float32",
+    ) -> None:
+        """Wrap a model; see ``from_pretrained`` for one with weights.
+
+        Args:
+            model: Used as it is, whatever mode it is in; a copy of it runs. Weights may change
+                later, by training or loading: the next ``encode`` sees them.
+            device: ``cpu``, ``cuda``, …; by default a GPU where there is one (torch), else the CPU.
+            backend: ``torch``, ``openvino`` or ``onnx``.
+            precision: ``float32`` or, where it is safe, ``bfloat16``.
+
+        Raises:
+            ValueError: The combination of device, backend and precision does not exist.
+            ImportError: The backend is not installed.
+            Bfloat16Error: bfloat16 does not work on this machine.
+        """
+        self.model = model
+        self.backend: BackendName = backend
+        self.precision: Precision = precision
+        self.device = torch.device(device) if device is not None else _default_device(backend)
+        check_backend(backend, self.device, precision)
+        self._opened: tuple[object, Backend] | None = None
+        self._fingerprint: tuple[object, str] | None = None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | os.PathLike[str] | None = None,
+        *,
+        device: str | torch.device | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
+        base_url: str | None = None,
+        size: int | None = None,
+        size_mode: SizeMode | None = None,
+        backend: BackendName = "torch",
+        precision: Precision = "float32",
+    ) -> "Encoder":
+        """Load a model by name or from a file or folder.
+
+        Args:
+            name_or_path: A released or shipped name, a folder of ``save_pretrained``, or any file
+                the released code writes. None takes the model shipped with the package.
+            device: See ``Encoder``.
+            cache_dir: Where downloads are kept.
+            local_files_only: Never use the network.
+            base_url: Where released files come from, if not from their authors.
+            size: Side in pixels, instead of the model's own.
+            size_mode: ``short``, ``square`` or ``long``, instead of the model's own.
+            backend: See ``Encoder``.
+            precision: See ``Encoder``.
+        """
+        path = pretrained.resolve(
+            name_or_path, cache_dir=cache_dir, local_files_only=local_files_only, base_url=base_url
+        )
+        config, state = checkpoint.read_checkpoint(path)
+        changes: dict[str, Any] = {"size": size, "size_mode": size_mode}
+        config = config.replace(
+            **{key: value for key, value in changes.items() if value is not None}
+        )
+        model = checkpoint.load_model(config, state)
+        return cls(model, device=device, backend=backend, precision=precision)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into ``folder``."""
+        checkpoint.write_pretrained(folder, self.config, self.model.state_dict())
+
+    def export_onnx(self, path: str | os.PathLike[str]) -> None:
+        """Write the network as ONNX: normalized ``images`` ``(n, 3, h, w)`` to ``descriptors``.
+
+        Batch, height and width are free (a ViT keeps its size). Needs the extra ``onnx``.
+        """
+        from sscd_vec.encoder.backends.export import export_onnx
+
+        export_onnx(self.model, path)
+
+    @property
+    def config(self) -> EncoderConfig:
+        """What the model is and how its input is made."""
+        return self.model.config
+
+    @property
+    def dim(self) -> int:
+        """Size of a descriptor."""
+        return self.model.dim
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the descriptors: changes with weights, preprocessing and precision only."""
+        version = self._version()
+        if self._fingerprint is None or self._fingerprint[0] != version:
+            state = self.model.state_dict()
+            self._fingerprint = version, fingerprint(self.config, state, self.precision)
+        return self._fingerprint[1]
+
+    @overload
+    def encode(
+        self, inputs: Inputs, *, batch_size: int = ..., num_workers: int | None = ...,
+        show_progress: bool | None = ..., on_error: Literal["raise"] = ...,
+        convert_to_tensor: Literal[False] = ..., decode: Decode = ...,
+        device: str | torch.device | None = ...,
+    ) -> NDArray[np.float32]: ...  # fmt: skip
+
+    @overload
+    def encode(
+        self, inputs: Inputs, *, batch_size: int = ..., num_workers: int | None = ...,
+        show_progress: bool | None = ..., on_error: Literal["raise"] = ...,
+        convert_to_tensor: Literal[True], decode: Decode = ...,
+        device: str | torch.device | None = ...,
+    ) -> Tensor: ...  # fmt: skip
+
+    @overload
+    def encode(
+        self, inputs: Inputs, *, batch_size: int = ..., num_workers: int | None = ...,
+        show_progress: bool | None = ..., on_error: Literal["skip"],
+        convert_to_tensor: Literal[False] = ..., decode: Decode = ...,
+        device: str | torch.device | None = ...,
+    ) -> Encoded: ...  # fmt: skip
+
+    def encode(
+        self,
+        inputs: Inputs,
+        *,
+        batch_size: int = 32,
+        num_workers: int | None = None,
+        show_progress: bool | None = None,
+        on_error: OnError = "raise",
+        convert_to_tensor: bool = False,
+        decode: Decode = "fast",
+        device: str | torch.device | None = None,
+    ) -> NDArray[np.float32] | Tensor | Encoded:
+        """Describe images.
+
+        Args:
+            inputs: An image, an iterable of images, or a folder (its image files, as
+                ``walk_images`` orders them). An image is a path, encoded bytes, a binary file, a
+                PIL image, an array ``(h, w[, 1 | 3 | 4])`` or a tensor ``([1 | 3 | 4,] h, w)``;
+                see ``load_pixels``.
+            batch_size: Images of one shape that go through the network together, at most.
+            num_workers: Decoding threads; by default one per core, 0 for none.
+            show_progress: Whether to draw a progress bar; by default on a terminal and in a
+                notebook.
+            on_error: ``raise`` stops at the first input that is no usable image. ``skip`` goes on
+                and returns an ``Encoded``: the rows, which inputs they belong to, and what was
+                skipped.
+            convert_to_tensor: Return a tensor on the encoder's device.
+            decode: ``fast`` decodes large JPEG files at a fraction of their size, at least twice
+                what the model needs; ``exact`` decodes every pixel.
+            device: Where to run, this time.
+
+        Returns:
+            float32 ``(n, dim)`` of unit length, one row per input, in input order, even for a
+            single image; with ``on_error="skip"`` an ``Encoded``.
+
+        Raises:
+            ImageError: An input is no usable image, and ``on_error`` is ``raise``.
+        """
+        if convert_to_tensor and on_error == "skip":
+            raise ValueError(
+                "on_error='skip' returns arrays: use torch.from_numpy(result.descriptors)"
+            )
+        total = count_images(inputs)
+        known = isinstance(inputs, Sequence | np.ndarray | Tensor) and not is_image_input(inputs)
+        # A sequence fills one array; the others are gathered in parts and joined at the end.
+        rows = (
+            np.empty((total or 0, self.dim), np.float32) if known and on_error == "raise" else None
+        )
+        parts: list[Encoded] = []
+        with progress_bar("encoding", total, False if total == 1 else show_progress) as advance:
+            for part in self.encode_stream(
+                inputs,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                on_error=on_error,
+                decode=decode,
+                device=device,
+                chunk_size=min(_CHUNK, batch_size),
+            ):
+                advance(len(part) + len(part.skipped))
+                if rows is None:
+                    parts.append(part)
+                else:
+                    rows[part.positions] = part.descriptors
+        if on_error == "skip":
+            return pipeline.concatenate(parts, self.dim)
+        descriptors = pipeline.concatenate(parts, self.dim).descriptors if rows is None else rows
+        if convert_to_tensor:
+            return torch.from_numpy(descriptors).to(device or self.device)
+        return descriptors
+
+    def encode_stream(
+        self,
+        inputs: Inputs,
+        *,
+        batch_size: int = 32,
+        num_workers: int | None = None,
+        on_error: OnError = "raise",
+        decode: Decode = "fast",
+        device: str | torch.device | None = None,
+        chunk_size: int = _CHUNK,
+    ) -> Iterator[Encoded]:
+        """Describe images in parts, in input order, in memory that does not grow with them.
+
+        Args:
+            inputs: See ``encode``; pulled as needed, a few batches ahead.
+            batch_size: See ``encode``.
+            num_workers: See ``encode``.
+            on_error: See ``encode``.
+            decode: See ``encode``.
+            device: See ``encode``.
+            chunk_size: Inputs per part.
+
+        Yields:
+            The next ``chunk_size`` inputs' descriptors, with their positions and what was skipped.
+        """
+        for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if num_workers is not None and num_workers < 0:
+            raise ValueError(f"num_workers must be 0 (no threads) or more, got {num_workers}")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be raise | skip, got {on_error!r}")
+        if decode not in ("fast", "exact"):
+            raise ValueError(f"decode must be fast | exact, got {decode!r}")
+        forward = self._forward(torch.device(device) if device is not None else self.device)
+        items, config = images_of(inputs), self.config
+
+        def prepare(source: ImageInput, name: str) -> Tensor:
+            reduce_to = (lambda h, w: target_size(h, w, config)) if decode == "fast" else None
+            return resize(load_pixels(source, name=name, reduce_to=reduce_to), config)
+
+        outcomes = pipeline.run(
+            items,
+            prepare=prepare,
+            describe_batch=forward,
+            batch_size=batch_size,
+            num_workers=_cores() if num_workers is None else num_workers,
+            stop_at_error=on_error == "raise",
+        )
+        return pipeline.collect(outcomes, self.dim, chunk_size)
+
+    def encode_query(self, inputs: Inputs, **options: Any) -> NDArray[np.float32]:  # noqa: ANN401
+        """Describe images to search for; ``options`` are those of ``encode``.
+
+        An image has one descriptor. What tells queries from references is the ``Normalizer``.
+        """
+        return cast(NDArray[np.float32], self.encode(inputs, **options))
+
+    def encode_document(self, inputs: Inputs, **options: Any) -> NDArray[np.float32]:  # noqa: ANN401
+        """Describe images to be found; ``options`` are those of ``encode``."""
+        return cast(NDArray[np.float32], self.encode(inputs, **options))
+
+    def encode_queries(self, inputs: Inputs) -> list[NDArray[np.float32]]:
+        """Describe images as ``pymilvus.model`` has it: a list of vectors."""
+        return list(self.encode(inputs))
+
+    def encode_documents(self, inputs: Inputs) -> list[NDArray[np.float32]]:
+        """Describe images as ``pymilvus.model`` has it: a list of vectors."""
+        return list(self.encode(inputs))
+
+    def __call__(self, inputs: Inputs) -> list[NDArray[np.float32]]:
+        """Describe images as ``pymilvus.model`` has it: a list of vectors."""
+        return list(self.encode(inputs))
+
+    def heatmap(self, image: ImageInput, other: ImageInput) -> NDArray[np.float32]:
+        """Show which part of ``image`` matches ``other``.
+
+        Args:
+            image: The image to explain.
+            other: The image it is compared with, as a whole.
+
+        Returns:
+            Cosine similarity of every place of ``image`` to the descriptor of ``other``: float32
+            ``(height, width)``, one value per pixel of ``image`` as it stands upright.
+        """
+        from sscd_vec.encoder.heatmap import match_heatmap
+
+        return match_heatmap(self.model, load_pixels(image), load_pixels(other), self.device)
+
+    def _forward(self, device: torch.device) -> pipeline.Describe:
+        """A function from uint8 ``(n, h, w, 3)`` to descriptors, for the current weights."""
+        version = (self._version(), device)
+        if self._opened is None or self._opened[0] != version:
+            backend = open_backend(self.backend, self.model, device, self.precision)
+            self._opened = version, backend
+        backend, config = self._opened[1], self.config
+
+        def describe(images: Tensor) -> NDArray[np.float32]:
+            parts = [
+                backend(normalize(part.to(device, non_blocking=True), config)).cpu()
+                for part in split_pixels(images, _PASS_PIXELS)
+            ]
+            return torch.cat(parts).numpy()
+
+        return describe
+
+    def _version(self) -> tuple[tuple[int, int], ...]:
+        """Tells whether weights were written to or replaced since the last time."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)
+
+
+def _default_device(backend: BackendName) -> torch.device:
+    return torch.device("cuda" if backend == "torch" and torch.cuda.is_available() else "cpu")
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
