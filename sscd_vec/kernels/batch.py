@@ -1,0 +1,140 @@
+"""The rows a loss looks at: local descriptors, the global batch around them, and their checks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+UNIT_TOLERANCE = 1e-2  # a bfloat16 row of unit length is within 4e-3 of it
+
+
+@dataclass(frozen=True)
+class GlobalBatch:
+    """n local rows and the N rows they are compared with.
+
+    Attributes:
+        z: (n, d) local descriptors, unit length.
+        sources: (n, 2) int64 source ids; an unmixed image repeats its id.
+        all_z: (N, d) descriptors of the global batch.
+        all_sources: (N, 2) int64.
+        row_offset: Local row i is row ``row_offset + i`` of the global batch.
+        whole: The local rows are the global batch: ``all_z`` is ``z``.
+    """
+
+    z: Tensor
+    sources: Tensor
+    all_z: Tensor
+    all_sources: Tensor
+    row_offset: int
+    whole: bool
+
+
+def global_batch(
+    z: Tensor,
+    sources: Tensor,
+    all_z: Tensor | None = None,
+    all_sources: Tensor | None = None,
+    row_offset: int | None = None,
+    *,
+    knows_self: bool = True,
+) -> GlobalBatch:
+    """Check the rows and bring them into one form.
+
+    Args:
+        z: (n, d) local descriptors.
+        sources: (n, 2) their source ids.
+        all_z: (N, d) gathered descriptors, or None if ``z`` is the global batch.
+        all_sources: (N, 2) their source ids, or None with ``all_z``.
+        row_offset: Where the local rows start in the global batch; None is refused if ``all_z``
+            is given, because a wrong guess would take each row for its own positive.
+        knows_self: Whether it matters which global row is a local row itself. Not among negatives:
+            a row is its own mate.
+
+    Raises:
+        ValueError: If shapes, devices or the offset do not fit; on a CPU (where looking costs no
+            synchronization) also if rows are not unit length or the slice is another one.
+        TypeError: If a dtype is not one the kernels take.
+    """
+    _check_rows("z", z, "sources", sources)
+    if all_z is None and all_sources is None:
+        if row_offset:
+            raise ValueError(
+                f"row_offset={row_offset} without all_z: the rows are the whole batch and start at "
+                "0; pass all_z and all_sources, or leave row_offset out"
+            )
+        _check_unit("z", z)
+        return GlobalBatch(z, sources, z, sources, 0, whole=True)
+    if all_z is None or all_sources is None:
+        missing = "all_z" if all_z is None else "all_sources"
+        raise ValueError(f"all_z and all_sources belong together, and {missing} is missing")
+    _check_rows("all_z", all_z, "all_sources", all_sources)
+    if z.shape[1] != all_z.shape[1] or z.dtype != all_z.dtype or z.device != all_z.device:
+        raise ValueError(
+            "z and all_z must agree in dimension, dtype and device, got "
+            f"{z.shape[1]} {z.dtype} {z.device} and {all_z.shape[1]} {all_z.dtype} {all_z.device}"
+        )
+    _check_unit("all_z", all_z)
+    _check_unit("z", z)
+    if not knows_self:
+        return GlobalBatch(z, sources, all_z, all_sources, 0, whole=False)
+    if row_offset is None:
+        raise ValueError(
+            "all_z is given without row_offset: say at which row of all_z the local rows start "
+            "(rank * len(z) after a gather of equal slices)"
+        )
+    if not 0 <= row_offset <= len(all_z) - len(z):
+        raise ValueError(
+            f"row_offset={row_offset} puts {len(z)} local rows outside the {len(all_z)} rows of "
+            f"all_z; expected 0 to {len(all_z) - len(z)}"
+        )
+    _check_slice(sources, all_sources, row_offset)
+    return GlobalBatch(z, sources, all_z, all_sources, row_offset, whole=False)
+
+
+def check_temperature(tau: float) -> None:
+    """Refuse a temperature that is not positive and finite."""
+    if not 0.0 < tau < float("inf"):
+        raise ValueError(f"tau must be a positive number, got {tau}; the paper uses 0.05")
+
+
+def _check_rows(z_name: str, z: Tensor, sources_name: str, sources: Tensor) -> None:
+    if z.ndim != 2 or len(z) == 0 or z.shape[1] == 0:
+        raise ValueError(f"{z_name} must be (rows, d) and not empty, got shape {tuple(z.shape)}")
+    if not z.is_floating_point():
+        raise TypeError(f"{z_name} must be floating point, got {z.dtype}")
+    if sources.dtype != torch.int64:
+        raise TypeError(f"{sources_name} must be int64, got {sources.dtype}; call .long() on it")
+    if sources.shape != (len(z), 2):
+        raise ValueError(
+            f"{sources_name} must be ({len(z)}, 2), one pair for each row of {z_name} (an unmixed "
+            f"image repeats its id), got shape {tuple(sources.shape)}"
+        )
+    if sources.device != z.device:
+        raise ValueError(f"{sources_name} is on {sources.device}, {z_name} on {z.device}")
+
+
+def _check_unit(name: str, z: Tensor) -> None:
+    if z.device.type != "cpu":
+        return
+    length = torch.linalg.vector_norm(z.detach(), dim=1, dtype=_wide(z.dtype))
+    wrong = ~((length - 1).abs() <= UNIT_TOLERANCE)  # also catches NaN
+    if wrong.any():
+        row = int(wrong.int().argmax())
+        raise ValueError(
+            f"{name} must have rows of unit length, row {row} has length {float(length[row]):.4g}; "
+            "apply torch.nn.functional.normalize"
+        )
+
+
+def _check_slice(sources: Tensor, all_sources: Tensor, row_offset: int) -> None:
+    if sources.device.type != "cpu":
+        return
+    if not torch.equal(sources, all_sources[row_offset : row_offset + len(sources)]):
+        raise ValueError(
+            f"sources are not rows {row_offset} to {row_offset + len(sources)} of all_sources: "
+            "row_offset belongs to another slice, or the gather changed the order"
+        )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
