@@ -1,4 +1,4 @@
-"""Write a benchmark's figures with what is needed to repeat them: versions, machine, command, date."""
+"""A benchmark's figures with what repeats them: versions, machine, command, date."""
 
 import importlib.metadata
 import json
@@ -34,9 +34,7 @@ def write(name: str, figures: object, folder: Path = RESULTS) -> Path:
         The file written.
     """
     record = {
-        "command": " ".join(
-            ["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(shlex.quote, sys.argv[1:])]
-        ),
+        "command": _command(sys.argv),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": machine(),
         "versions": versions(),
@@ -84,3 +82,14 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _command(argv: list[str]) -> str:
+    """The command line, with the last part only of every absolute path: those differ anywhere."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in argv[1:]]
+    return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
+
+
+def _shown(argument: str) -> str:
+    """An argument as one would type it elsewhere: of a path on this machine, its name."""
+    return shlex.quote(Path(argument).name if argument.startswith("/") else argument)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sscd_vec.cli import doctor
+from sscd_vec import doctor
+from sscd_vec.cli import main
 
 
 def test_whole_install_is_healthy(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_faiss_verdicts(
     assert doctor.faiss_verdict("1.15.1", gpu_build, 0, cpu_dist, gpu_dist).status == status
 
 
-def test_library_that_kills_the_process_is_a_failed_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_that_kills_the_process_is_a_failed_line() -> None:
     def dies() -> list[doctor.Check]:
         doctor._probe("import os, signal; os.kill(os.getpid(), signal.SIGILL); answer = {}")
         return []
@@ -59,7 +60,7 @@ def test_import_error_is_quoted() -> None:
 
 
 def test_unwritable_cache_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
     (check,) = doctor._cache(tmp_path / "models")
     assert check.status == "fail" and "SSCD_VEC_CACHE" in check.remedy
 
@@ -67,6 +68,7 @@ def test_unwritable_cache_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_broken_install_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = doctor.Check("torch", "fail", "no symbol", "reinstall")
     monkeypatch.setattr(doctor, "examine", lambda cache_dir: [broken])
-    with pytest.raises(doctor.typer.Exit) as stop:
-        doctor.doctor(as_json=True)
-    assert stop.value.exit_code == 1
+    monkeypatch.setattr("sys.argv", ["sscd-vec", "doctor"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 1
