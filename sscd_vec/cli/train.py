@@ -1,0 +1,142 @@
+"""``sscd-vec train``: fine-tune or train an encoder on a folder of photos."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sscd_vec.cli.console import INTERRUPTED
+
+SKIPPED = "skipped.txt"
+
+
+def train(
+    photos: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders, .tar shards or list files of photos."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write the run to.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings: a .toml or .json file of TrainConfig fields.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue the run in this folder, with its settings.")
+    ] = None,
+    preview: Annotated[
+        Path | None, typer.Option(help="Only write a contact sheet of training views here.")
+    ] = None,
+    init_from: Annotated[
+        str | None, typer.Option(help='Encoder folder, weights file, or "imagenet".')
+    ] = None,
+    trunk: Annotated[str | None, typer.Option(help="resnet50, efficientnet_lite0, ...")] = None,
+    dim: Annotated[int | None, typer.Option(help="Descriptor size.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the training images.")] = None,
+    augmentations: Annotated[
+        str | None, typer.Option(help="simclr, strong_blur, advanced or advanced+mixup.")
+    ] = None,
+    entropy_weight: Annotated[float | None, typer.Option(help="lambda of KoLeo.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Source images per step, all ranks.")] = None,
+    chunk: Annotated[int | None, typer.Option(help="Views encoded at once; 0: all.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the photos.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="lars or adamw.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    frozen_stages: Annotated[int | None, typer.Option(help="First stages not trained.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="Photos to validate on.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other setting: --set tau=0.07 --set recipe.jpeg=0.4"),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+) -> None:
+    """Train an encoder on your photos; writes a folder that Encoder.from_pretrained reads."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    given = {
+        "init_from": init_from,
+        "trunk": trunk,
+        "dim": dim,
+        "size": size,
+        "augmentations": augmentations,
+        "entropy_weight": entropy_weight,
+        "batch": batch,
+        "chunk": chunk,
+        "epochs": epochs,
+        "steps": steps,
+        "optimizer": optimizer,
+        "learning_rate": learning_rate,
+        "frozen_stages": frozen_stages,
+        "validation": str(validation) if validation else None,
+        "seed": seed,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    try:
+        _train(photos or [], out, config, resume, preview, changes | _parsed(set_ or []), device)
+    except (ValueError, FileExistsError, FileNotFoundError, ImportError, RuntimeError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def main() -> None:
+    """Entry point of ``python -m sscd_vec.trainer``, for torchrun."""
+    typer.run(train)
+
+
+def _train(
+    photos: list[Path],
+    out: Path | None,
+    config: Path | None,
+    resume: Path | None,
+    preview: Path | None,
+    changes: dict[str, Any],
+    device: str | None,
+) -> None:
+    from sscd_vec.trainer import TrainConfig, Trainer
+    from sscd_vec.trainer.trainer import PHOTOS
+
+    source = resume or config
+    before = (TrainConfig.read(source) if source else TrainConfig()).to_dict()
+    recipe = before["recipe"] | changes.pop("recipe", {})
+    settings = TrainConfig.from_dict(before | changes | {"recipe": recipe})
+    folder = resume or out
+    if resume is not None and not photos:
+        photos = [Path(place) for place in json.loads((resume / PHOTOS).read_text())]
+    if not photos:
+        raise ValueError("no photos given: name a folder, .tar shard or list file")
+    trainer = Trainer(settings, device=device)
+    if preview is not None:
+        from sscd_vec.trainer.preview import write_preview
+
+        write_preview(trainer, photos, preview)
+        typer.echo(f"wrote {preview}")
+        return
+    if folder is None:
+        raise ValueError("no folder to write to: give --out run/")
+    result = trainer.fit(photos, folder, resume=resume is not None)
+    if not trainer.ranks.first:
+        return
+    if result.skipped:
+        typer.echo(f"{result.skipped} unreadable photos skipped: {folder / SKIPPED}", err=True)
+    if not result.finished:
+        typer.echo(f"saved after {result.steps} steps: sscd-vec train --resume {folder}", err=True)
+        raise typer.Exit(INTERRUPTED)
+    typer.echo(f"wrote {folder}: Encoder.from_pretrained({str(folder)!r})")
+
+
+def _parsed(assignments: list[str]) -> dict[str, Any]:
+    """``name=value`` pairs; values are JSON where they can be, text otherwise."""
+    settings: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set {assignment}: expected name=value")
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            value = text
+        if name.startswith("recipe."):
+            settings.setdefault("recipe", {})[name.removeprefix("recipe.")] = value
+        else:
+            settings[name] = value
+    return settings

@@ -1,0 +1,208 @@
+"""TrainConfig: everything a training run depends on, in one frozen, readable record.
+
+The defaults are the paper's: ResNet-50, 512 dimensions, tau = 0.05, lambda = 30, LARS at
+``0.3 * batch / 256``, weight decay 1e-6, 100 epochs at 224 x 224, five of them warm-up.
+"""
+
+import json
+import os
+import tomllib
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from sscd_vec.encoder.config import EncoderConfig
+
+AugmentationSet = Literal["simclr", "strong_blur", "advanced", "advanced+mixup"]
+OptimizerName = Literal["lars", "adamw"]
+Precision = Literal["float32", "bfloat16", "float16"]
+Decoded = Literal["auto", "memory", "stream"]
+
+ADAMW_LEARNING_RATE = 1e-3
+ADAMW_WEIGHT_DECAY = 1e-2
+LARS_WEIGHT_DECAY = 1e-6
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train; saved beside the weights as ``train.json``.
+
+    Attributes:
+        trunk: Any trunk name ``EncoderConfig`` knows.
+        dim: Descriptor size.
+        head: ``"linear"`` (SSCD) or ``"mlp"`` (SimCLR).
+        features: Descriptor at inference: ``"projected"`` or ``"trunk"``.
+        gem_p: GeM exponent, in training and in the encoder written.
+        size: Side of the square training images, in pixels.
+        inference_size: Size in the encoder written; the paper trains at 224 and infers at 288.
+        size_mode: How the encoder written applies ``inference_size``.
+        init_from: Start from an encoder folder, a released file, or ``"imagenet"``.
+        zero_init_residual: Start residual branches at zero; large lambda is unstable without it.
+        frozen_stages: Stages of the trunk, counted from the input, that are not trained.
+        frozen_batch_norm: Keep every BatchNorm at its initial running statistics.
+        augmentations: One of the paper's four cumulative sets.
+        recipe: Overrides of single fields of that set's ``Recipe``, such as ``{"jpeg": 0.4}``.
+        fonts: Folder of fonts for text overlays; see ``overlay.py`` for what is used without one.
+        emoji: Folder of images for emoji overlays.
+        tau: Temperature of InfoNCE.
+        entropy_weight: lambda, the weight of KoLeo. 10 is a safer start for new settings.
+        entropy_ramp: Part of the run over which lambda grows from a tenth to its full value.
+        batch: Source images in the global batch (B); the loss sees 2B descriptors.
+        chunk: Views encoded at once. Smaller than a rank's share of views: gradients are cached,
+            so any batch fits; 0 encodes the share at once.
+        epochs: Passes over the images.
+        steps: Optimizer steps; when not 0, used instead of ``epochs``.
+        optimizer: ``"lars"`` or ``"adamw"`` (fine-tuning).
+        learning_rate: Peak; 0 means ``0.3 * batch / 256`` for LARS, 1e-3 for AdamW.
+        weight_decay: Negative means 1e-6 for LARS, 1e-2 for AdamW.
+        warmup: Part of the run with a linearly rising learning rate.
+        layer_decay: Learning rate factor per trunk stage away from the head; 1 is uniform.
+        clip_norm: Largest gradient norm; 0 never clips.
+        ema: Decay of the averaged weights that are validated and written; 0 uses the raw ones.
+        precision: Autocast type of the network; the losses are always float32.
+        compile: Run the network through ``torch.compile``.
+        seed: Fixes initial weights, order, augmentations and mixing.
+        decoded: Keep decoded images in ``"memory"``, ``"stream"`` them, or decide by size.
+        stored_size: Side at which decoded images are kept; 0 means 1.5 * ``size``.
+        memory_gb: Largest decoded set that ``"auto"`` keeps in memory.
+        validation: Folder, tar or list to validate on; empty holds out training images.
+        holdout: Part of the training images held out when ``validation`` is empty.
+        validate_every: Steps between validations; 0 means once per epoch.
+        checkpoint_every: Steps between checkpoints; 0 means twice per epoch.
+        keep: Checkpoints kept besides the best.
+        log_every: Steps between lines of ``metrics.jsonl``.
+        max_bad_steps: Consecutive steps with non-finite gradients before the run stops.
+    """
+
+    trunk: str = "resnet50"
+    dim: int = 512
+    head: Literal["linear", "mlp"] = "linear"
+    features: Literal["projected", "trunk"] = "projected"
+    gem_p: float = 3.0
+    size: int = 224
+    inference_size: int = 288
+    size_mode: Literal["short", "square", "long"] = "short"
+    init_from: str = ""
+    zero_init_residual: bool = True
+    frozen_stages: int = 0
+    frozen_batch_norm: bool = False
+    augmentations: AugmentationSet = "advanced+mixup"
+    recipe: dict[str, Any] = field(default_factory=dict)
+    fonts: str = ""
+    emoji: str = ""
+    tau: float = 0.05
+    entropy_weight: float = 30.0
+    entropy_ramp: float = 0.0
+    batch: int = 4096
+    chunk: int = 0
+    epochs: float = 100.0
+    steps: int = 0
+    optimizer: OptimizerName = "lars"
+    learning_rate: float = 0.0
+    weight_decay: float = -1.0
+    warmup: float = 0.05
+    layer_decay: float = 1.0
+    clip_norm: float = 0.0
+    ema: float = 0.0
+    precision: Precision = "float32"
+    compile: bool = False
+    seed: int = 0
+    decoded: Decoded = "auto"
+    stored_size: int = 0
+    memory_gb: float = 6.0
+    validation: str = ""
+    holdout: float = 0.02
+    validate_every: int = 0
+    checkpoint_every: int = 0
+    keep: int = 2
+    log_every: int = 1
+    max_bad_steps: int = 5
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot train, naming the setting and the remedy."""
+        for name, allowed in (
+            ("augmentations", get_args(AugmentationSet)),
+            ("optimizer", get_args(OptimizerName)),
+            ("precision", get_args(Precision)),
+            ("decoded", get_args(Decoded)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {allowed}")
+        for name in ("dim", "size", "batch", "inference_size", "keep", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.batch < 2:
+            raise ValueError("batch=1 has no negatives to contrast with: use at least 2")
+        if self.tau <= 0:
+            raise ValueError(
+                f"tau={self.tau}: the temperature must be positive (0.05 in the paper)"
+            )
+        for name in ("warmup", "entropy_ramp", "ema", "holdout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a part in [0, 1)")
+        if self.steps < 1 and self.epochs <= 0:
+            raise ValueError(f"epochs={self.epochs}, steps={self.steps}: one must be positive")
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The encoder this run writes."""
+        return EncoderConfig(
+            trunk=self.trunk,
+            dim=self.dim,
+            head=self.head,
+            features=self.features,
+            gem_p=self.gem_p,
+            size=self.inference_size,
+            size_mode=self.size_mode,
+        )
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """``learning_rate``, or the optimizer's default for this batch."""
+        if self.learning_rate > 0:
+            return self.learning_rate
+        return 0.3 * self.batch / 256 if self.optimizer == "lars" else ADAMW_LEARNING_RATE
+
+    @property
+    def decay(self) -> float:
+        """``weight_decay``, or the optimizer's default."""
+        if self.weight_decay >= 0:
+            return self.weight_decay
+        return LARS_WEIGHT_DECAY if self.optimizer == "lars" else ADAMW_WEIGHT_DECAY
+
+    @property
+    def pixels(self) -> int:
+        """Side at which decoded images are kept.
+
+        1.5 times the training size: the largest crop is then shrunk by at most 1.5, which a
+        bilinear resample does without visible aliasing, and small crops keep their detail.
+        """
+        return self.stored_size or round(1.5 * self.size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dictionary that JSON and TOML can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, settings: dict[str, Any]) -> "TrainConfig":
+        """Build from a dictionary; an unknown name is an error that lists the known ones."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(settings) - known)
+        if unknown:
+            raise ValueError(f"unknown training setting {unknown}: expected among {sorted(known)}")
+        return cls(**settings)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
+        """Read a ``.toml`` or ``.json`` file, or the ``train.json`` inside a run's folder."""
+        file = Path(path)
+        if file.is_dir():
+            file = file / "train.json"
+        if not file.is_file():
+            raise FileNotFoundError(f"no training settings at {file}: expected a .toml or .json")
+        text = file.read_text()
+        return cls.from_dict(tomllib.loads(text) if file.suffix == ".toml" else json.loads(text))
+
+    def with_changes(self, **changes: Any) -> "TrainConfig":  # noqa: ANN401  (any field's type)
+        """A copy with some settings changed, checked again."""
+        return replace(self, **changes)

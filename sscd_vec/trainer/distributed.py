@@ -1,0 +1,134 @@
+"""Ranks: one process or many, and what must be the same for all of them.
+
+The loss is taken over the global batch. Descriptors are gathered, each rank computes the rows of
+the loss that are its own, and the gradients that these rows give to the other ranks' descriptors
+are summed back: gradients through the gather. Parameter gradients are then summed over ranks.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn.functional
+from torch import Tensor, nn
+
+# With gradients: the sum of what every rank sends back. Untyped in torch.
+sum_over_ranks: Callable[[Tensor], Tensor] = torch.distributed.nn.functional.all_reduce
+convert: Callable[[nn.Module], nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers.
+
+    Attributes:
+        rank: Its number.
+        count: How many there are.
+        local: Its number on this machine, which is its GPU's.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local: int = 0
+
+    @classmethod
+    def join(cls, device_type: str) -> "Ranks":
+        """Join the group ``torchrun`` describes, or be alone."""
+        if "WORLD_SIZE" not in os.environ and not dist.is_initialized():
+            return cls()
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+        local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+        return cls(dist.get_rank(), dist.get_world_size(), local)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and messages."""
+        return self.rank == 0
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Every rank's rows, in rank order; no gradient."""
+        if self.count == 1:
+            return tensor
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.count)]
+        dist.all_gather(parts, tensor)
+        return torch.cat(parts)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks, in place."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum every parameter's gradient over ranks, in one message per dtype."""
+        if self.count == 1:
+            return
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        for dtype in {g.dtype for g in gradients}:
+            same = [g for g in gradients if g.dtype == dtype]
+            flat = self.sum(torch.cat([g.flatten() for g in same]))
+            for gradient, summed in zip(
+                same, torch.split(flat, [g.numel() for g in same]), strict=True
+            ):
+                gradient.copy_(summed.view_as(gradient))
+
+    def any(self, happened: bool) -> bool:
+        """Whether it happened on any rank."""
+        if self.count == 1:
+            return happened
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        flag = torch.tensor(int(happened), device=device)
+        return bool(self.sum(flag))
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.count > 1:
+            dist.barrier()
+
+
+class SyncBatchNorm(nn.BatchNorm2d):
+    """BatchNorm over the global batch, on any device (torch's own needs a GPU).
+
+    ``y = (x - mu) / sqrt(var + eps) * w + b`` with mu and var over all ranks' rows and pixels.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize ``(n, c, h, w)``; in eval mode with the running statistics."""
+        if not self.training:
+            return super().forward(input)
+        wide = input.float()
+        count = torch.tensor(float(wide.numel() // wide.shape[1]), device=input.device)
+        total = sum_over_ranks(torch.cat([wide.sum(dim=(0, 2, 3)), count[None]]))
+        everyone = total[-1].detach()
+        mean = total[:-1] / everyone
+        centred = wide - mean[None, :, None, None]
+        variance = sum_over_ranks(centred.square().sum(dim=(0, 2, 3))) / everyone
+        if self.running_mean is not None and self.running_var is not None:
+            with torch.no_grad():
+                momentum = self.momentum or 0.0
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(variance * everyone / (everyone - 1), momentum)
+        normal = centred * torch.rsqrt(variance + self.eps)[None, :, None, None]
+        shaped = normal * self.weight[None, :, None, None] + self.bias[None, :, None, None]
+        return shaped.to(input.dtype)
+
+
+def synchronize_batch_norm(model: nn.Module, device_type: str) -> None:
+    """Make every BatchNorm2d of ``model`` see the global batch, keeping its parameters."""
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is not nn.BatchNorm2d:
+                continue
+            synced: nn.Module
+            if device_type == "cuda":
+                synced = convert(child)
+            else:
+                synced = SyncBatchNorm(child.num_features, child.eps, child.momentum)
+                synced.weight, synced.bias = child.weight, child.bias
+                synced.running_mean, synced.running_var = child.running_mean, child.running_var
+                synced.num_batches_tracked = child.num_batches_tracked
+            setattr(parent, name, synced)

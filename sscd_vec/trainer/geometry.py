@@ -1,0 +1,125 @@
+"""Flip, turns, rotation and crop as one affine map, so that pixels are resampled once.
+
+Coordinates are centred and in units of the image's height, so that a photo of aspect ratio ``a``
+spans ``a x 1`` whatever pixels hold it. An output point ``u`` in [-1, 1]^2 goes back through
+
+    x3 = centre + extent * u          crop, inside the rotated frame
+    x2 = R(angle) x3                  free rotation; text and emoji are placed in this frame
+    x1 = R(90 deg * quarters) x2      quarter turns
+    x0 = flip x1                      horizontal flip: a point of the photo
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sscd_vec.trainer.recipe import Choices
+
+Matrices = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Views:
+    """Where n views look.
+
+    Attributes:
+        to_photo: (n, 2, 3) from output to the photo's own [-1, 1]^2: what ``affine_grid`` takes.
+        to_frame: (n, 2, 3) from output to the frame in which overlays are placed, in heights.
+        frame: (n, 2) width and height of that frame.
+    """
+
+    to_photo: Matrices
+    to_frame: Matrices
+    frame: Matrices
+
+
+def views_of(choices: Choices, aspects: npt.NDArray[np.float32]) -> Views:
+    """Compose the chosen flip, turns, rotation and crop of each view."""
+    count = len(choices)
+    photo = np.stack([aspects.astype(np.float64), np.ones(count)], axis=1)
+    turned = np.where((choices.quarters % 2 == 1)[:, None], photo[:, ::-1], photo)
+    inner = largest_upright(turned, choices.angle.astype(np.float64))
+    centre, extent = crop_boxes(
+        inner, choices.crop_area, choices.crop_ratio, choices.crop_place.astype(np.float64)
+    )
+    crop = np.zeros((count, 2, 3))
+    crop[:, 0, 0], crop[:, 1, 1] = extent.T
+    crop[:, :, 2] = centre
+    to_frame = rotations(choices.angle.astype(np.float64)) @ crop
+    unturned = rotations(choices.quarters.astype(np.float64) * (np.pi / 2)) @ to_frame
+    mirror = np.where(choices.flip == 1, -1.0, 1.0)
+    scale = np.stack([mirror, np.ones(count)], axis=1) * 2 / photo
+    return Views(scale[:, :, None] * unturned, to_frame, turned)
+
+
+def rotations(angle: Matrices) -> Matrices:
+    """(n, 2, 2) rotation matrices."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.stack([np.stack([cos, -sin], axis=1), np.stack([sin, cos], axis=1)], axis=1)
+
+
+def largest_upright(frame: Matrices, angle: Matrices) -> Matrices:
+    """Width and height of the largest upright rectangle inside a rotated frame.
+
+    Cropping a rotation to it leaves no empty corners for the network to recognize.
+
+    Args:
+        frame: (n, 2) width and height before the rotation.
+        angle: (n,) radians.
+
+    Returns:
+        (n, 2) width and height.
+    """
+    width, height = frame.T
+    sin, cos = np.abs(np.sin(angle)), np.abs(np.cos(angle))
+    long, short = frame.max(axis=1), frame.min(axis=1)
+    # Either two opposite corners touch the long sides, or all four corners touch one side each.
+    two_corners = (short <= 2 * sin * cos * long) | (np.abs(sin - cos) < 1e-10)
+    with np.errstate(all="ignore"):  # the case not chosen may divide by zero
+        along, across = 0.5 * short / sin, 0.5 * short / cos
+        wide = width >= height
+        two = np.stack([np.where(wide, along, across), np.where(wide, across, along)], axis=1)
+        cos_2a = cos**2 - sin**2
+        four = np.stack(
+            [(width * cos - height * sin) / cos_2a, (height * cos - width * sin) / cos_2a], axis=1
+        )
+    inner: Matrices = np.where(two_corners[:, None], two, four)
+    return inner
+
+
+def crop_boxes(
+    frame: Matrices,
+    areas: npt.NDArray[np.float32],
+    ratios: npt.NDArray[np.float32],
+    place: Matrices,
+) -> tuple[Matrices, Matrices]:
+    """Random resized crops: the first candidate that fits, else the largest central one.
+
+    Args:
+        frame: (n, 2) width and height to crop from, centred at the origin.
+        areas: (n, tries) candidate parts of the frame's area.
+        ratios: (n, tries) candidate width / height.
+        place: (n, 2) position in the room left, 0 to 1.
+
+    Returns:
+        (n, 2) centres and (n, 2) half extents.
+    """
+    area = areas.astype(np.float64) * np.prod(frame, axis=1, keepdims=True)
+    sizes = np.stack([np.sqrt(area * ratios), np.sqrt(area / ratios)], axis=2)  # (n, tries, 2)
+    fits: npt.NDArray[np.bool_] = np.all(sizes <= frame[:, None, :], axis=2)
+    first = fits.argmax(axis=1)
+    size = sizes[np.arange(len(frame)), first]
+    # No candidate fits only in very long frames: keep the ratio nearest to the frame's own.
+    ratio = np.clip(frame[:, 0] / frame[:, 1], ratios.min(axis=1), ratios.max(axis=1))
+    central = np.stack(
+        [
+            np.minimum(frame[:, 0], frame[:, 1] * ratio),
+            np.minimum(frame[:, 1], frame[:, 0] / ratio),
+        ],
+        axis=1,
+    )
+    fitted = np.any(fits, axis=1, keepdims=True)
+    size = np.where(fitted, size, central)
+    centre = np.where(fitted, (place - 0.5) * (frame - size), 0.0)
+    return centre, size / 2

@@ -1,0 +1,67 @@
+"""Mixup and cutmix per view, with the sources that make the losses see both.
+
+mixup (Zhang et al. 2018): ``gamma a + (1 - gamma) b``. cutmix (Yun et al. 2019): a rectangle of
+b, of ``1 - gamma`` of the area, pasted into a at the same place. A mixed view has two sources.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sscd_vec.trainer.recipe import CUTMIX, MIXUP, NO_MIX, Choices
+
+
+class Batch(NamedTuple):
+    """What a rank trains on: views ``(n, 3, s, s)`` and their sources int64 ``(n, 2)``."""
+
+    images: Tensor
+    sources: Tensor
+
+
+def mix(
+    views: Tensor,
+    sources: npt.NDArray[np.int64],
+    choices: Choices,
+    rows: npt.NDArray[np.int64],
+    partners: npt.NDArray[np.int64],
+) -> Batch:
+    """Mix some views with their partners.
+
+    Partners are taken before they are mixed themselves, so a view never has three sources.
+
+    Args:
+        views: (m, 3, s, s) unmixed views.
+        sources: (m,) the photo of each.
+        choices: The choices of the n views wanted.
+        rows: (n,) where each view wanted stands in ``views``.
+        partners: (n,) where its partner stands; read only for views that are mixed.
+
+    Returns:
+        The n views, mixed as chosen, and their sources; an unmixed one repeats its id.
+    """
+    images = views[torch.from_numpy(rows).to(views.device)]
+    side = images.shape[-1]
+    for i in np.flatnonzero(choices.mix != NO_MIX):
+        other = views[partners[i]]
+        gamma = float(choices.gamma[i])
+        if choices.mix[i] == MIXUP:
+            images[i] = gamma * views[rows[i]] + (1 - gamma) * other
+        else:
+            top, left, cut = cut_box(gamma, choices.cut_place[i], side)
+            images[i, :, top : top + cut, left : left + cut] = other[
+                :, top : top + cut, left : left + cut
+            ]
+    mixed = np.isin(choices.mix, (MIXUP, CUTMIX))
+    first = sources[rows]
+    second = np.where(mixed, sources[np.where(mixed, partners, 0)], first)
+    return Batch(images, torch.from_numpy(np.stack([first, second], axis=1)).to(views.device))
+
+
+def cut_box(gamma: float, place: npt.NDArray[np.float32], side: int) -> tuple[int, int, int]:
+    """Top, left and side of the square of area ``1 - gamma`` inside the image, at ``place``."""
+    cut = round(side * (1 - gamma) ** 0.5)
+    top, left = (round(float(p) * (side - cut)) for p in place)
+    return top, left, cut

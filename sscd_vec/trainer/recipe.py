@@ -1,0 +1,239 @@
+"""The paper's four augmentation sets, and the random choices one batch of views makes.
+
+A ``Recipe`` says how likely and how strong each edit is. ``draw`` turns it into ``Choices``: plain
+arrays, one row per view, from a generator keyed by ``(seed, step)``. Applying them
+(``augment.py``) is deterministic, so a resumed run, another number of ranks or another chunk size
+sees the same images.
+
+========== ==================================================================================
+simclr      random resized crop, flip, colour jitter, grayscale, Gaussian blur
+strong_blur the same with sigma in [1, 5]
+advanced    + quarter turn, text, emoji, free rotation before the crop; JPEG after the blur
++ mixup     + mixup and cutmix with another view of the batch
+========== ==================================================================================
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sscd_vec.trainer.config import AugmentationSet
+
+CROP_TRIES = 10
+BLUR_SIZE = 224  # blur sigmas are pixels at this image size, and scale with the training size
+
+NO_MIX, MIXUP, CUTMIX = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Probabilities and strengths, per view. Ranges are uniform.
+
+    Attributes:
+        crop_area: Part of the image a crop keeps.
+        crop_ratio: Width / height of a crop, log-uniform.
+        flip: Probability of a horizontal flip.
+        jitter: Probability of the colour jitter.
+        brightness: Factor in ``1 -+ brightness``; ``contrast`` and ``saturation`` likewise.
+        contrast: See ``brightness``.
+        saturation: See ``brightness``.
+        hue: Shift in ``-+ hue`` turns of the colour circle.
+        grayscale: Probability of grayscale.
+        blur: Probability of a Gaussian blur.
+        blur_sigma: Its sigma in pixels at 224, scaled with the training size.
+        quarter_turn: Probability of a rotation by 90, 180 or 270 degrees.
+        rotation: Probability of a rotation by any angle.
+        text: Probability of a text overlay.
+        text_size: Its height as a part of the short side.
+        text_opacity: Its opacity.
+        emoji: Probability of an emoji overlay.
+        emoji_size: Its height as a part of the short side.
+        emoji_opacity: Its opacity.
+        jpeg: Probability of JPEG compression.
+        jpeg_quality: Its quality.
+        mixup: Probability of mixup.
+        cutmix: Probability of cutmix.
+        mix_alpha: gamma ~ Beta(alpha, alpha), the part kept of the view itself.
+    """
+
+    crop_area: tuple[float, float] = (0.08, 1.0)
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    jitter: float = 0.8
+    brightness: float = 0.8
+    contrast: float = 0.8
+    saturation: float = 0.8
+    hue: float = 0.2
+    grayscale: float = 0.2
+    blur: float = 0.5
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    quarter_turn: float = 0.0
+    rotation: float = 0.0
+    text: float = 0.0
+    text_size: tuple[float, float] = (0.1, 0.3)
+    text_opacity: tuple[float, float] = (0.1, 1.0)
+    emoji: float = 0.0
+    emoji_size: tuple[float, float] = (0.1, 0.5)
+    emoji_opacity: tuple[float, float] = (0.7, 1.0)
+    jpeg: float = 0.0
+    jpeg_quality: tuple[int, int] = (0, 100)
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    mix_alpha: float = 2.0
+
+    def with_changes(self, changes: Mapping[str, Any]) -> "Recipe":
+        """A copy with some fields changed; lists become tuples, unknown names are refused."""
+        known = {f.name for f in fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ValueError(f"unknown recipe field {unknown}: expected among {sorted(known)}")
+        plain: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in changes.items()
+        }
+        return replace(self, **plain)
+
+
+SIMCLR = Recipe()
+STRONG_BLUR = replace(SIMCLR, blur_sigma=(1.0, 5.0))
+ADVANCED = replace(STRONG_BLUR, quarter_turn=0.05, rotation=0.05, text=0.1, emoji=0.2, jpeg=0.2)
+ADVANCED_MIXUP = replace(ADVANCED, mixup=0.025, cutmix=0.025)
+
+RECIPES: dict[AugmentationSet, Recipe] = {
+    "simclr": SIMCLR,
+    "strong_blur": STRONG_BLUR,
+    "advanced": ADVANCED,
+    "advanced+mixup": ADVANCED_MIXUP,
+}
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What was drawn for n views: one row each; off is 0, or -1 where 0 means something.
+
+    Attributes:
+        flip: (n,) 0 or 1.
+        quarters: (n,) quarter turns, 0 to 3.
+        angle: (n,) radians, counter-clockwise.
+        crop_area: (n, tries) candidate areas.
+        crop_ratio: (n, tries) candidate width / height.
+        crop_place: (n, 2) where in the room left, 0 to 1.
+        colour: (n, 4) brightness, contrast, saturation factors and hue turns; 1, 1, 1, 0 is off.
+        colour_order: (n, 4) the order in which these four apply.
+        grayscale: (n,) 0 or 1.
+        blur_sigma: (n,) pixels at 224; 0 is off.
+        text: (n,) seed of font, string and colour; -1 is off.
+        emoji: (n,) seed of the picture; -1 is off.
+        overlay: (n, 2, 4) for text and emoji: size, opacity, place x and y from 0 to 1.
+        jpeg: (n,) quality; -1 is off.
+        mix: (n,) ``NO_MIX``, ``MIXUP`` or ``CUTMIX``.
+        gamma: (n,) part kept of the view itself.
+        partner: (n,) the other view, a row of these choices.
+        cut_place: (n, 2) where cutmix pastes, 0 to 1.
+    """
+
+    flip: Ints
+    quarters: Ints
+    angle: Floats
+    crop_area: Floats
+    crop_ratio: Floats
+    crop_place: Floats
+    colour: Floats
+    colour_order: Ints
+    grayscale: Ints
+    blur_sigma: Floats
+    text: Ints
+    emoji: Ints
+    overlay: Floats
+    jpeg: Ints
+    mix: Ints
+    gamma: Floats
+    partner: Ints
+    cut_place: Floats
+
+    def __len__(self) -> int:
+        """How many views."""
+        return len(self.flip)
+
+    def take(self, rows: Ints) -> "Choices":
+        """The choices of some views."""
+        return Choices(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+
+def generator(seed: int, step: int) -> np.random.Generator:
+    """The random numbers of one step of one run."""
+    return np.random.Generator(np.random.Philox(key=np.array([seed, step], dtype=np.uint64)))
+
+
+def draw(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
+    """Choose the edits of ``count`` views.
+
+    Every number is drawn whether it is used or not, so that one probability can change without
+    changing the other choices.
+    """
+
+    def happens(probability: float) -> npt.NDArray[np.bool_]:
+        return random.random(count) < probability
+
+    def between(low: float, high: float, *shape: int) -> Floats:
+        return random.uniform(low, high, (count, *shape)).astype(np.float32)
+
+    def factor(strength: float) -> Floats:
+        return between(max(0.0, 1 - strength), 1 + strength)
+
+    def seeds() -> Ints:
+        return random.integers(0, 2**31, count)
+
+    ratio_low, ratio_high = np.log(recipe.crop_ratio)
+    jittered = happens(recipe.jitter)[:, None]
+    colour = np.stack(
+        [
+            factor(recipe.brightness),
+            factor(recipe.contrast),
+            factor(recipe.saturation),
+            between(-recipe.hue, recipe.hue),
+        ],
+        axis=1,
+    )
+    mixed = random.random(count)
+    return Choices(
+        flip=happens(recipe.flip).astype(np.int64),
+        quarters=np.where(happens(recipe.quarter_turn), random.integers(1, 4, count), 0),
+        angle=np.where(happens(recipe.rotation), between(0, 2 * np.pi), np.float32(0)),
+        crop_area=between(*recipe.crop_area, CROP_TRIES),
+        crop_ratio=np.exp(between(ratio_low, ratio_high, CROP_TRIES)),
+        crop_place=between(0, 1, 2),
+        colour=np.where(jittered, colour, np.array([1, 1, 1, 0], dtype=np.float32)),
+        colour_order=np.argsort(random.random((count, 4)), axis=1),
+        grayscale=happens(recipe.grayscale).astype(np.int64),
+        blur_sigma=np.where(happens(recipe.blur), between(*recipe.blur_sigma), np.float32(0)),
+        text=np.where(happens(recipe.text), seeds(), -1),
+        emoji=np.where(happens(recipe.emoji), seeds(), -1),
+        overlay=np.stack(
+            [
+                np.stack([between(*size), between(*opacity), between(0, 1), between(0, 1)], axis=1)
+                for size, opacity in (
+                    (recipe.text_size, recipe.text_opacity),
+                    (recipe.emoji_size, recipe.emoji_opacity),
+                )
+            ],
+            axis=1,
+        ),
+        jpeg=np.where(
+            happens(recipe.jpeg),
+            random.integers(recipe.jpeg_quality[0], recipe.jpeg_quality[1] + 1, count),
+            -1,
+        ),
+        mix=np.where(
+            mixed < recipe.mixup, MIXUP, np.where(mixed < recipe.mixup + recipe.cutmix, CUTMIX, 0)
+        ),
+        gamma=random.beta(recipe.mix_alpha, recipe.mix_alpha, count).astype(np.float32),
+        partner=(np.arange(count) + random.integers(1, max(count, 2), count)) % count,
+        cut_place=between(0, 1, 2),
+    )

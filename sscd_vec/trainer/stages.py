@@ -1,0 +1,120 @@
+"""The trunk as a row of stages, so that the first of them can be frozen and run only once."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (the field's name for it)
+
+from sscd_vec.encoder.efficientnet_lite import EfficientNetLite
+from sscd_vec.encoder.model import SSCDModel, pooled_dim
+from sscd_vec.encoder.trunks import ResNetTrunk
+
+RESNET_STEM = 4  # conv1, bn1, relu, maxpool
+
+
+def stages_of(trunk: nn.Module) -> list[nn.Module]:
+    """The stem and the stages of a trunk, in the order images pass through them.
+
+    ResNets have a stem and four stages, EfficientNet-Lite a stem, seven stages and the last
+    convolution. A trunk whose inside is not known is one stage.
+    """
+    if isinstance(trunk, EfficientNetLite):
+        return [trunk.stem, *trunk.stages, trunk.last]
+    if isinstance(trunk, ResNetTrunk):
+        layers = list(trunk)
+        return [nn.Sequential(*layers[:RESNET_STEM]), *layers[RESNET_STEM:]]
+    return [trunk]
+
+
+class _Rest(nn.Sequential):
+    """The stages after the frozen ones, as a trunk."""
+
+    def __init__(self, stages: list[nn.Module], out_channels: int) -> None:
+        super().__init__(*stages)
+        self.out_channels = out_channels
+
+
+class SplitModel(nn.Module):
+    """A model cut after its frozen stages; both parts share the model's own parameters.
+
+    ``z = trained(frozen(x))``: ``frozen`` runs in eval mode without a graph, once per image even
+    when cached gradients run ``trained`` twice.
+    """
+
+    def __init__(self, model: SSCDModel, frozen_stages: int = 0) -> None:
+        """Freeze the stem and the first ``frozen_stages`` stages; 0 freezes nothing.
+
+        Raises:
+            ValueError: The trunk has fewer stages.
+        """
+        super().__init__()
+        stages = stages_of(model.trunk)
+        cut = frozen_stages + 1 if frozen_stages > 0 else 0
+        if cut > len(stages) - 1 and cut > 0:
+            raise ValueError(
+                f"frozen_stages={frozen_stages}: {model.config.trunk} has {len(stages) - 1} "
+                f"stages after its stem, and at least the last must train: use 0 to "
+                f"{max(len(stages) - 2, 0)}"
+            )
+        self.frozen = nn.Sequential(*stages[:cut]).requires_grad_(False)
+        rest = _Rest(stages[cut:], pooled_dim(model.trunk)) if cut > 0 else model.trunk
+        self.trained = SSCDModel(rest, model.head, model.config)
+
+    def training_mode(self, frozen_batch_norm: bool = False) -> None:
+        """Train mode, except for frozen stages and, if asked, every BatchNorm."""
+        self.train()
+        self.frozen.eval()
+        if frozen_batch_norm:
+            for norm in batch_norms(self):
+                norm.eval()
+
+    def describe(self, features: Tensor, precision: torch.dtype = torch.float32) -> Tensor:
+        """Unit descriptors, as the loss sees them, of what ``frozen`` returned.
+
+        Only the trunk runs in a lower ``precision``: 1 / tau multiplies the rounding of a
+        descriptor by twenty.
+        """
+        with torch.autocast(features.device.type, precision, enabled=precision != torch.float32):
+            pooled = self.trained.pooled(features)
+        return F.normalize(self.trained.head(pooled.float()), dim=1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Unit descriptors of images, in float32."""
+        return self.describe(self.frozen(images))
+
+
+def batch_norms(module: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:
+    """Every BatchNorm below ``module``."""
+    for child in module.modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            yield child
+
+
+def parameter_groups(
+    model: SSCDModel, weight_decay: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Optimizer groups: weights apart from biases and norms, and stages by distance to the head.
+
+    A stage k steps before the head learns at ``layer_decay ** k`` of the rate (``scale``).
+    """
+    parts: list[nn.Module] = [model.head, *reversed(stages_of(model.trunk))]
+    groups: list[dict[str, Any]] = []
+    seen: set[int] = set()
+    for distance, part in enumerate(parts):
+        trainable = [p for p in part.parameters() if p.requires_grad and id(p) not in seen]
+        seen.update(map(id, trainable))
+        scale = layer_decay**distance
+        for adapt in (True, False):
+            chosen = [p for p in trainable if (p.ndim > 1) == adapt]
+            if chosen:
+                groups.append(
+                    {
+                        "params": chosen,
+                        "weight_decay": weight_decay if adapt else 0.0,
+                        "adapt": adapt,
+                        "scale": scale,
+                    }
+                )
+    return groups

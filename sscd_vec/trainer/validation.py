@@ -1,0 +1,175 @@
+"""Validation: find edited copies among photos, with whitening and score normalization.
+
+Half of the photos are references. Queries are seeded edits of every second reference, and of the
+photos that are no reference and must not match. Background descriptors come from training photos,
+which are neither.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (the field's name for it)
+
+from sscd_vec.encoder.model import SSCDModel
+from sscd_vec.metrics import evaluate
+from sscd_vec.normalize import Normalizer
+from sscd_vec.predictions import GroundTruth, Predictions
+from sscd_vec.trainer.augment import augment
+from sscd_vec.trainer.mix import mix
+from sscd_vec.trainer.overlay import Overlays
+from sscd_vec.trainer.pixels import PixelSource
+from sscd_vec.trainer.recipe import ADVANCED, draw, generator
+
+FEWEST_PHOTOS = 8
+MOST_PHOTOS = 2000
+MOST_BACKGROUND = 4000
+NEIGHBOURS = 10
+ROWS_PER_DIMENSION = 10
+ENCODE_AT_ONCE = 64
+SEED = 20220221  # the edits are the same in every run, whatever its seed
+# Milder than training in colour, harder in what real copies are rich in: overlays, partial copies,
+# turns and compression.
+EDITS = ADVANCED.with_changes(
+    {
+        "crop_area": (0.3, 1.0),
+        "jitter": 0.5,
+        "brightness": 0.4,
+        "contrast": 0.4,
+        "saturation": 0.4,
+        "hue": 0.1,
+        "grayscale": 0.1,
+        "blur": 0.25,
+        "quarter_turn": 0.1,
+        "rotation": 0.1,
+        "text": 0.3,
+        "emoji": 0.3,
+        "jpeg": 0.4,
+        "cutmix": 0.25,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well copies were found.
+
+    Attributes:
+        micro_ap: µAP with whitening and score normalization.
+        micro_ap_raw: µAP of the raw cosines.
+        recall_at_p90: Recall at 90 % precision, normalized.
+        copies: Raw cosines of true pairs.
+        others: Raw cosines of each query's nearest wrong reference.
+        spectrum: Principal values of the background descriptors, largest first.
+    """
+
+    micro_ap: float
+    micro_ap_raw: float
+    recall_at_p90: float
+    copies: npt.NDArray[np.float32]
+    others: npt.NDArray[np.float32]
+    spectrum: npt.NDArray[np.float32]
+
+
+class Validation:
+    """A fixed set of references, edited queries and background, measured again and again.
+
+    Attributes:
+        references: uint8 ``(n, 3, size, size)``.
+        queries: Edited, float in [0, 1].
+        truth: Which query is a copy of which reference; a partial copy may be one of two.
+    """
+
+    def __init__(
+        self, photos: PixelSource, background: PixelSource, size: int, overlays: Overlays
+    ) -> None:
+        """Edit the queries once.
+
+        Args:
+            photos: Photos never trained on.
+            background: Training photos.
+            size: Side of the images encoded.
+            overlays: Fonts and emoji.
+
+        Raises:
+            ValueError: There are fewer than 8 photos.
+        """
+        count = min(len(photos), MOST_PHOTOS)
+        if count < FEWEST_PHOTOS:
+            raise ValueError(f"validation needs at least {FEWEST_PHOTOS} photos, got {count}")
+        self._size = size
+        decoded = photos.take(np.arange(count))
+        chosen = np.flatnonzero((np.arange(count) % 4 == 0) | (np.arange(count) % 2 == 1))
+        choices = draw(EDITS, len(chosen), generator(SEED, 0))
+        edited = augment(
+            torch.from_numpy(decoded.pixels), decoded.aspects, choices, size, overlays, rows=chosen
+        )
+        rows = np.arange(len(chosen))
+        self.queries, sources = mix(edited, chosen.astype(np.int64), choices, rows, choices.partner)
+        self.references = squares(decoded.pixels[::2], size)
+        pairs = {
+            (query, int(source))
+            for query, both in enumerate(sources.tolist())
+            for source in both
+            if source % 2 == 0
+        }
+        self.truth = GroundTruth.from_pairs(sorted((q, s // 2) for q, s in pairs))
+        spread = np.linspace(0, len(background) - 1, min(len(background), MOST_BACKGROUND))
+        self._background = squares(background.take(spread.astype(np.int64)).pixels, size)
+
+    def __call__(self, model: SSCDModel) -> Score:
+        """Measure a model."""
+        queries = encode(model, self.queries)
+        references = encode(model, self.references)
+        background = encode(model, self._background)
+        # Few rows know the small variances badly: shrink them then.
+        enough = len(background) >= ROWS_PER_DIMENSION * background.shape[1]
+        normalizer = Normalizer.fit(background, eps=0.0 if enough else "oas")
+        normalized = normalizer.queries(queries) @ normalizer.references(references).T
+        raw = queries @ references.T
+        summary = evaluate(_best(normalized), self.truth)
+        true = np.zeros(raw.shape, dtype=bool)
+        true[self.truth.query_ids.astype(int), self.truth.reference_ids.astype(int)] = True
+        centred = background - background.mean(axis=0)
+        return Score(
+            micro_ap=summary.micro_ap,
+            micro_ap_raw=evaluate(_best(raw), self.truth).micro_ap,
+            recall_at_p90=summary.recall_at_p90,
+            copies=raw[true],
+            others=np.where(true, -2, raw).max(axis=1),
+            spectrum=np.linalg.svd(centred / len(centred) ** 0.5, compute_uv=False),
+        )
+
+
+def squares(pixels: npt.NDArray[np.uint8], size: int) -> Tensor:
+    """Photos as uint8 ``(n, 3, size, size)``."""
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    return F.interpolate(images, (size, size), mode="bilinear", antialias=True)
+
+
+@torch.no_grad()
+def encode(model: SSCDModel, images: Tensor) -> npt.NDArray[np.float32]:
+    """Descriptors of uint8 or [0, 1] float images, in eval mode."""
+    device = next(model.parameters()).device
+    mean = torch.tensor(model.config.mean, device=device)[:, None, None]
+    std = torch.tensor(model.config.std, device=device)[:, None, None]
+    was_training = model.training
+    model.eval()
+    parts = []
+    for part in torch.split(images, ENCODE_AT_ONCE):
+        unit = part.to(device)
+        unit = unit.float() / 255 if part.dtype == torch.uint8 else unit
+        normal = ((unit - mean) / std).contiguous(memory_format=torch.channels_last)
+        parts.append(model(normal).float().cpu())
+    model.train(was_training)
+    return torch.cat(parts).numpy()
+
+
+def _best(scores: npt.NDArray[np.float32]) -> Predictions:
+    """The best references of each query."""
+    count = min(NEIGHBOURS, scores.shape[1])
+    best = np.argpartition(-scores, count - 1, axis=1)[:, :count]
+    queries = np.repeat(np.arange(len(scores)), count)
+    return Predictions(queries, best.ravel(), np.take_along_axis(scores, best, axis=1).ravel())

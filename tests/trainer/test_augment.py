@@ -1,0 +1,121 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional as vision
+
+from sscd_vec.trainer.augment import augment, blur, compress, paste, recolour
+from sscd_vec.trainer.overlay import Overlays
+from sscd_vec.trainer.recipe import ADVANCED_MIXUP, SIMCLR, Choices, draw, generator
+from tests.trainer.photos import photo
+
+OVERLAYS = Overlays()
+
+
+def pixels(count: int, side: int = 40) -> torch.Tensor:
+    return torch.from_numpy(np.stack([np.asarray(photo(i, side, side)) for i in range(count)]))
+
+
+def choose(count: int, **changes: object) -> Choices:
+    return draw(SIMCLR.with_changes(changes), count, generator(0, 0))
+
+
+def slow_jitter(image: torch.Tensor, choices: Choices, row: int) -> torch.Tensor:
+    """Colour jitter of one image, operation after operation, in float64."""
+    luma = torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+    yiq = torch.tensor(
+        [
+            [0.299, 0.587, 0.114],
+            [0.595716, -0.274453, -0.321263],
+            [0.211456, -0.522591, 0.311135],
+        ],
+        dtype=torch.float64,
+    )
+    x = image.double()
+    brightness, contrast, saturation, hue = choices.colour[row].astype(np.float64)
+    for kind in choices.colour_order[row]:
+        gray = torch.einsum("c,chw->hw", luma, x)
+        if kind == 0:
+            x = x * brightness
+        elif kind == 1:
+            x = contrast * x + (1 - contrast) * gray.mean()
+        elif kind == 2:
+            x = saturation * x + (1 - saturation) * gray
+        else:
+            y, i, q = torch.einsum("kc,chw->khw", yiq, x)
+            cos, sin = np.cos(2 * np.pi * hue), np.sin(2 * np.pi * hue)
+            turned = torch.stack([y, cos * i - sin * q, sin * i + cos * q])
+            x = torch.einsum("kc,chw->khw", torch.linalg.inv(yiq), turned)
+    if choices.grayscale[row]:
+        x = torch.einsum("c,chw->hw", luma, x).expand(3, -1, -1)
+    return x.clamp(0, 1)
+
+
+def test_colour_jitter_equals_its_operations_one_by_one() -> None:
+    images = pixels(24).permute(0, 3, 1, 2).float() / 255
+    choices = choose(24, jitter=1.0)
+    together = recolour(images.clone(), choices)
+    for row in range(24):
+        slow = slow_jitter(images[row], choices, row)
+        torch.testing.assert_close(together[row].double(), slow, atol=2e-5, rtol=0)
+
+
+def test_no_jitter_leaves_the_image() -> None:
+    images = pixels(3).permute(0, 3, 1, 2).float() / 255
+    torch.testing.assert_close(
+        recolour(images.clone(), choose(3, jitter=0.0, grayscale=0.0)), images
+    )
+
+
+def test_blur_equals_a_convolution_with_mirrored_edges() -> None:
+    images = torch.rand(3, 3, 41, 41)
+    sigmas = torch.tensor([0.3, 1.4, 3.0])
+    blurred = blur(images, sigmas)
+    for image, sigma, result in zip(images, sigmas.tolist(), blurred, strict=True):
+        expected = vision.gaussian_blur(image, [39, 39], [sigma, sigma])
+        torch.testing.assert_close(result, expected, atol=2e-5, rtol=0)
+
+
+def test_blur_scales_with_the_training_size() -> None:
+    flat = {"jitter": 0.0, "grayscale": 0.0, "flip": 0.0, "crop_area": (1.0, 1.0)}
+    flat |= {"crop_ratio": (1.0, 1.0), "blur": 1.0, "blur_sigma": (4.0, 4.0)}
+    choices = choose(1, **flat)
+    source = pixels(1, 56)
+    view = augment(source, np.ones(1, dtype=np.float32), choices, 56, OVERLAYS)
+    expected = blur(source.permute(0, 3, 1, 2).float() / 255, torch.tensor([4.0 * 56 / 224]))
+    torch.testing.assert_close(view, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("quality", [1, 30, 95])
+def test_jpeg_loses_what_pillow_loses(quality: int) -> None:
+    image = pixels(1)[0].permute(2, 0, 1).float() / 255
+    file = io.BytesIO()
+    Image.fromarray(pixels(1)[0].numpy()).save(file, "JPEG", quality=quality)
+    expected = torch.from_numpy(np.array(Image.open(file))).permute(2, 0, 1).float() / 255
+    assert torch.equal(compress(image, quality), expected)
+    assert (compress(image, 1) - image).abs().mean() > (compress(image, 95) - image).abs().mean()
+    assert torch.equal(compress(image, 0), compress(image, 1))
+
+
+def test_paste_covers_where_the_sprite_is_and_nothing_else() -> None:
+    image = torch.zeros(3, 8, 8)
+    red = np.tile(np.array([1, 0, 0, 1], dtype=np.float32), (4, 4, 1))
+    right_half = np.array([[2.0, 0.0, -1.0], [0.0, 1.0, 0.0]])  # x from 0 to 1 is the sprite
+    paste(image, red, right_half, opacity=0.5)
+    assert set(image[0, 1:7, 5:7].flatten().tolist()) == {0.5}  # the rim is blended
+    assert image[0, :, :3].abs().max() == 0
+    assert image[1:].abs().max() == 0
+
+
+def test_views_are_the_same_in_any_grouping_and_order() -> None:
+    choices = draw(ADVANCED_MIXUP, 70, generator(5, 1))
+    source, aspects = pixels(35), np.linspace(0.5, 2, 35).astype(np.float32)
+    rows = np.arange(70) % 35
+    together = augment(source, aspects, choices, 32, OVERLAYS, rows)
+    some = np.array([66, 3, 40])
+    alone = augment(source, aspects, choices.take(some), 32, OVERLAYS, rows[some])
+    torch.testing.assert_close(alone, together[some], atol=1e-5, rtol=0)
+    assert together.shape == (70, 3, 32, 32)
+    assert 0 <= together.min() and together.max() <= 1 + 1e-6

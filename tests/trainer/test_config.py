@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from sscd_vec.trainer import TrainConfig
+
+
+def test_defaults_are_the_papers() -> None:
+    config = TrainConfig()
+    assert (config.trunk, config.dim, config.gem_p) == ("resnet50", 512, 3.0)
+    assert (config.tau, config.entropy_weight, config.batch) == (0.05, 30.0, 4096)
+    assert (config.epochs, config.size, config.inference_size) == (100, 224, 288)
+    assert config.peak_learning_rate == pytest.approx(0.3 * 4096 / 256)
+    assert config.decay == 1e-6
+    assert config.warmup * config.epochs == 5
+    assert config.zero_init_residual
+
+
+def test_learning_rate_follows_the_batch_for_lars_only() -> None:
+    assert TrainConfig(batch=512).peak_learning_rate == pytest.approx(0.6)
+    adamw = TrainConfig(batch=512, optimizer="adamw")
+    assert adamw.peak_learning_rate == TrainConfig(optimizer="adamw").peak_learning_rate
+    assert TrainConfig(learning_rate=0.02).peak_learning_rate == 0.02
+
+
+def test_toml_json_and_run_folder_read_back(tmp_path: Path) -> None:
+    toml = tmp_path / "recipe.toml"
+    toml.write_text(
+        'trunk = "resnet18"\nbatch = 32\n[recipe]\njpeg = 0.4\ncrop_area = [0.2, 1.0]\n'
+    )
+    config = TrainConfig.read(toml)
+    assert (config.trunk, config.batch, config.recipe["jpeg"]) == ("resnet18", 32, 0.4)
+    (tmp_path / "train.json").write_text(json.dumps(config.to_dict()))
+    assert TrainConfig.read(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("augmentations", "heavy"),
+        ("optimizer", "sgd"),
+        ("batch", 1),
+        ("tau", 0.0),
+        ("warmup", 1.0),
+        ("ema", 1.0),
+        ("dim", 0),
+    ],
+)
+def test_bad_settings_are_named(setting: str, value: object) -> None:
+    with pytest.raises(ValueError, match=setting):
+        TrainConfig.from_dict({setting: value})
+
+
+def test_unknown_setting_lists_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lamda.*entropy_weight"):
+        TrainConfig.from_dict({"lamda": 30})
+    with pytest.raises(FileNotFoundError, match="no training settings"):
+        TrainConfig.read(tmp_path / "absent.toml")

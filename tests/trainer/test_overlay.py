@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sscd_vec.trainer import overlay
+from sscd_vec.trainer.augment import augment
+from sscd_vec.trainer.overlay import Overlays
+from sscd_vec.trainer.recipe import SIMCLR, draw, generator
+from tests.trainer.photos import encoded, photo
+
+
+def test_without_assets_text_and_stickers_are_still_drawn() -> None:
+    bare = Overlays()
+    texts = [bare.text(seed, 20) for seed in range(8)]
+    stickers = [bare.emoji(seed, 24) for seed in range(40)]
+    for sprite in texts + stickers:
+        assert sprite.dtype == np.float32 and sprite.shape[2] == 4
+        assert 0 <= sprite.min() and sprite.max() <= 1
+        assert sprite[..., 3].max() > 0.5, "something can be seen"
+        assert (sprite[..., :3] <= sprite[..., 3:] + 1e-6).all(), "colours are multiplied by alpha"
+    assert {s.shape[0] for s in stickers} == {24}
+    assert len({t.tobytes() for t in texts}) == 8
+    assert len({s.tobytes() for s in stickers}) > 20
+
+
+def test_sprites_follow_their_seed() -> None:
+    assert np.array_equal(Overlays().text(5, 20), Overlays().text(5, 20))
+    assert np.array_equal(Overlays().emoji(5, 20), Overlays().emoji(5, 20))
+
+
+def test_folders_given_are_used(tmp_path: Path) -> None:
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e" / "only.png").write_bytes(encoded(photo(3, 20, 10).convert("RGBA")))
+    found = Overlays.find(emoji=str(tmp_path / "e"))
+    assert [p.name for p in found.pictures] == ["only.png"]
+    assert found.emoji(1, 16).shape == (16, 32, 4), "the aspect ratio is kept"
+
+
+def test_a_folder_without_fonts_or_pictures_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no fonts"):
+        Overlays.find(fonts=str(tmp_path))
+    with pytest.raises(ValueError, match="no emoji"):
+        Overlays.find(emoji=str(tmp_path))
+
+
+def test_a_font_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    sprite = Overlays.find(fonts=str(tmp_path)).text(1, 20)
+    assert sprite[..., 3].max() > 0.5
+
+
+def test_sprites_are_rendered_at_sane_sizes() -> None:
+    assert overlay.rendered_size(0.3) == overlay.SMALLEST_SPRITE
+    assert overlay.rendered_size(1e6) == overlay.LARGEST_SPRITE
+    assert overlay.rendered_size(33.4) == 33
+
+
+@pytest.mark.parametrize("kind", ["text", "emoji"])
+def test_overlays_change_only_part_of_the_view(kind: str) -> None:
+    quiet: dict[str, object] = {"jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "flip": 0.0}
+    quiet |= {"crop_area": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
+    plain, covered = (
+        draw(SIMCLR.with_changes(quiet | changes), 20, generator(0, 0))
+        for changes in ({}, {kind: 1.0, f"{kind}_opacity": (1.0, 1.0)})
+    )
+    source = torch.full((20, 48, 48, 3), 90, dtype=torch.uint8)
+    aspects = np.ones(20, dtype=np.float32)
+    before, after = (augment(source, aspects, c, 48, Overlays()) for c in (plain, covered))
+    changed = ((before - after).abs().amax(dim=1) > 0.02).float().mean(dim=(1, 2))
+    assert (changed > 0).float().mean() > 0.8
+    assert changed.mean() < 0.5

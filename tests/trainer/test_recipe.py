@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+
+from sscd_vec.trainer.recipe import (
+    ADVANCED,
+    ADVANCED_MIXUP,
+    CUTMIX,
+    MIXUP,
+    RECIPES,
+    SIMCLR,
+    STRONG_BLUR,
+    Choices,
+    draw,
+    generator,
+)
+
+COUNT = 60_000
+
+
+@pytest.fixture(scope="module")
+def choices() -> Choices:
+    return draw(ADVANCED_MIXUP, COUNT, generator(7, 0))
+
+
+@pytest.mark.parametrize(
+    ("what", "probability"),
+    [
+        ("flip", 0.5),
+        ("quarters", 0.05),
+        ("angle", 0.05),
+        ("grayscale", 0.2),
+        ("blur_sigma", 0.5),
+    ],
+)
+def test_probabilities_by_counting(choices: Choices, what: str, probability: float) -> None:
+    happened = np.count_nonzero(getattr(choices, what)) / COUNT
+    assert abs(happened - probability) < 5 * (probability * (1 - probability) / COUNT) ** 0.5
+
+
+@pytest.mark.parametrize(("what", "probability"), [("text", 0.1), ("emoji", 0.2), ("jpeg", 0.2)])
+def test_probabilities_of_what_minus_one_turns_off(
+    choices: Choices, what: str, probability: float
+) -> None:
+    happened = np.mean(getattr(choices, what) >= 0)
+    assert abs(happened - probability) < 5 * (probability * (1 - probability) / COUNT) ** 0.5
+
+
+def test_mixing_probabilities_and_gamma(choices: Choices) -> None:
+    for kind in (MIXUP, CUTMIX):
+        assert abs(np.mean(choices.mix == kind) - 0.025) < 5 * (0.025 * 0.975 / COUNT) ** 0.5
+    # Beta(2, 2): mean 1/2, variance 1/20.
+    assert choices.gamma.mean() == pytest.approx(0.5, abs=5 * (0.05 / COUNT) ** 0.5)
+    assert choices.gamma.var() == pytest.approx(0.05, rel=0.03)
+    assert (choices.partner != np.arange(COUNT)).all(), "nobody is its own partner"
+
+
+def test_jitter_probability_ranges_and_orders(choices: Choices) -> None:
+    off = (choices.colour == [1, 1, 1, 0]).all(axis=1)
+    assert abs(off.mean() - 0.2) < 5 * (0.2 * 0.8 / COUNT) ** 0.5
+    on = choices.colour[~off]
+    assert on[:, :3].min() >= 0.2 and on[:, :3].max() <= 1.8
+    assert np.abs(on[:, 3]).max() <= 0.2
+    orders, counts = np.unique(choices.colour_order, axis=0, return_counts=True)
+    assert len(orders) == 24
+    assert counts.min() > 0.8 * COUNT / 24
+
+
+def test_ranges(choices: Choices) -> None:
+    blurred = choices.blur_sigma[choices.blur_sigma > 0]
+    assert blurred.min() >= 1 and blurred.max() <= 5
+    assert choices.crop_area.min() >= 0.08 and choices.crop_area.max() <= 1
+    assert choices.crop_ratio.min() >= 0.7499 and choices.crop_ratio.max() <= 1.3334
+    assert set(np.unique(choices.quarters)) == {0, 1, 2, 3}
+    quality = choices.jpeg[choices.jpeg >= 0]
+    assert quality.min() == 0 and quality.max() == 100
+    text, emoji = choices.overlay[:, 0], choices.overlay[:, 1]
+    assert text[:, 0].min() >= 0.1 and text[:, 0].max() <= 0.3
+    assert text[:, 1].min() >= 0.1 and text[:, 1].max() <= 1
+    assert emoji[:, 0].min() >= 0.1 and emoji[:, 0].max() <= 0.5
+    assert emoji[:, 1].min() >= 0.7 and emoji[:, 1].max() <= 1
+
+
+def test_sets_are_cumulative() -> None:
+    assert list(RECIPES.values()) == [SIMCLR, STRONG_BLUR, ADVANCED, ADVANCED_MIXUP]
+    assert SIMCLR.blur_sigma == (0.1, 2.0)
+    assert SIMCLR.with_changes({"blur_sigma": (1.0, 5.0)}) == STRONG_BLUR
+    changes = {"quarter_turn": 0.05, "rotation": 0.05, "text": 0.1, "emoji": 0.2, "jpeg": 0.2}
+    assert STRONG_BLUR.with_changes(changes) == ADVANCED
+    assert ADVANCED.with_changes({"mixup": 0.025, "cutmix": 0.025}) == ADVANCED_MIXUP
+
+
+def test_one_probability_changes_nothing_else() -> None:
+    plain, more = (draw(r, 100, generator(1, 2)) for r in (ADVANCED, ADVANCED_MIXUP))
+    assert np.array_equal(plain.colour, more.colour)
+    assert np.array_equal(plain.text, more.text)
+    assert np.array_equal(plain.crop_area, more.crop_area)
+
+
+def test_draws_follow_seed_and_step() -> None:
+    first = draw(ADVANCED, 50, generator(3, 4))
+    assert np.array_equal(first.colour, draw(ADVANCED, 50, generator(3, 4)).colour)
+    for seed, step in ((3, 5), (4, 4)):
+        assert not np.array_equal(first.colour, draw(ADVANCED, 50, generator(seed, step)).colour)
+
+
+def test_overrides_take_lists_and_refuse_unknown_names() -> None:
+    assert SIMCLR.with_changes({"crop_area": [0.5, 1.0]}).crop_area == (0.5, 1.0)
+    with pytest.raises(ValueError, match="crop_aera"):
+        SIMCLR.with_changes({"crop_aera": 1})
