@@ -1,7 +1,8 @@
 """Interleaved timing: the only honest kind on a shared machine.
 
-Every candidate runs once per round, in turn, so that a slow minute of the machine hits all of them. What is
-reported is the ratio of each candidate's median to the baseline's, never an absolute time alone.
+Every candidate runs once per round, in turn, so that a slow minute of the machine hits all of them.
+What is reported is the ratio of each candidate's median to the baseline's, never an absolute time
+alone.
 """
 
 import gc
@@ -33,12 +34,18 @@ def interleaved(
 ) -> dict[str, Timing]:
     """Time the candidates in turn, ``rounds`` times, after ``warmup`` unrecorded rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for turn in range(warmup + rounds):
-        for name, run in candidates.items():
-            gc.collect()
-            start = time.perf_counter()
-            run()
-            elapsed = time.perf_counter() - start
-            if turn >= warmup:
-                seconds[name].append(elapsed)
+    # What exists before is set aside: walking all of torch's objects takes longer than many a run.
+    gc.collect()
+    gc.freeze()
+    try:
+        for turn in range(warmup + rounds):
+            for name, run in candidates.items():
+                gc.collect()
+                start = time.perf_counter()
+                run()
+                elapsed = time.perf_counter() - start
+                if turn >= warmup:
+                    seconds[name].append(elapsed)
+    finally:
+        gc.unfreeze()
     return {name: Timing(name, tuple(taken)) for name, taken in seconds.items()}

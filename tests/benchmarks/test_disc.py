@@ -1,0 +1,146 @@
+import json
+from pathlib import Path
+
+import disc
+import numpy as np
+import pytest
+from descriptor_cache import Shards, describe
+from disc_layout import Images, read_disc
+from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
+from sklearn.metrics import average_precision_score
+
+from sscd_vec.normalize import Normalizer, ScoreNorm
+from sscd_vec.normalize.whitening import Mode
+from sscd_vec.predictions import read_predictions
+from tests.benchmarks.tiny_pictures import TinyPictures, TinyRecipe
+
+
+@pytest.fixture(scope="module")
+def shards(disc_like: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shards]:
+    data, folder = read_disc(disc_like), tmp_path_factory.mktemp("shards")
+    return {
+        split: describe(getattr(data, split), TinyPictures(), folder / split, shard_rows=4)
+        for split in ("queries", "references", "training")
+    }
+
+
+def rows_of(
+    transform: Transform, disc_like: Path, shards: dict[str, Shards], k: int | None = 10
+) -> tuple[Row, Row]:
+    data = read_disc(disc_like)
+    plain, normalized = evaluate_transform(
+        transform,
+        data,
+        shards["queries"],
+        shards["references"],
+        shards["training"],
+        score_norm=ScoreNorm(),
+        k=k,
+        best=10**6,
+    )
+    return plain, normalized
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("raw", None), ("centred", "centre"), ("whitened", "whiten")]
+)
+def test_scores_are_those_of_the_normalizer(
+    name: str, mode: Mode | None, disc_like: Path, shards: dict[str, Shards]
+) -> None:
+    data = read_disc(disc_like)
+    z = {split: part.array() for split, part in shards.items()}
+    dim = None if name == "raw" else 6
+    plain, normalized = rows_of(Transform(name, dim), disc_like, shards, k=None)
+    for row, norm in ((plain, None), (normalized, ScoreNorm())):
+        fitted = Normalizer.fit(z["training"], whitening=mode, dim=dim, score_norm=norm)
+        expected = fitted.scores(z["queries"], z["references"])
+        assert len(row.predictions) == expected.size
+        q = [data.queries.ids.index(query) for query in row.predictions.query_ids]
+        r = [data.references.ids.index(reference) for reference in row.predictions.reference_ids]
+        np.testing.assert_allclose(row.predictions.scores, expected[q, r], atol=2e-5)
+
+
+def test_metrics_agree_with_an_independent_calculation_on_the_predictions_file(
+    disc_like: Path, tmp_path: Path, encoder_folder: Path
+) -> None:
+    """The file is split by hand and judged by scikit-learn and by counting."""
+    file = tmp_path / "predictions.csv"
+    arguments = ["--disc", str(disc_like), "--model", str(encoder_folder), "--cache", str(tmp_path)]
+    arguments += ["--predictions", str(file), "--name", "disc", "--reduced", "4", "--k", "3"]
+    arguments += ["--results", str(tmp_path)]
+    disc.main(arguments)
+    figures = json.loads((tmp_path / "disc.json").read_text())["figures"]
+    rows = figures["models"][0]["rows"]
+    best = max(rows, key=lambda row: float(row["micro_ap"]))
+    lines = [line.split(",") for line in file.read_text().splitlines()[1:]]
+    truth = read_disc(disc_like).matches
+    hit = np.array([(query, reference) in truth for query, reference, _ in lines])
+    score = np.array([float(value) for _, _, value in lines])
+    assert len(set(score)) == len(score), "ties would make the two definitions differ"
+    # scikit-learn's recall counts the true pairs in the list; ours all true pairs.
+    expected = average_precision_score(hit, score) * hit.sum() / len(truth)
+    assert best["micro_ap"] == pytest.approx(expected, abs=1e-9)
+    order = np.argsort(-score)
+    precision = np.cumsum(hit[order]) / np.arange(1, len(hit) + 1)
+    recall = np.cumsum(hit[order]) / len(truth)
+    good = recall[precision >= 0.9]
+    assert best["recall_at_p90"] == pytest.approx(good.max() if len(good) else 0)
+    first: dict[str, tuple[float, bool]] = {}
+    for (query, _, _), value, right in zip(lines, score, hit, strict=True):
+        first[query] = max(first.get(query, (-np.inf, False)), (value, bool(right)))
+    matched = {query for query, _ in truth}
+    assert best["accuracy_at_1"] == pytest.approx(np.mean([first[q][1] for q in matched]))
+    np.testing.assert_allclose(read_predictions(file).scores, score)
+
+
+def test_transforms_of_the_paper() -> None:
+    assert [(t.name, t.dim) for t in standard_transforms(512)] == [
+        ("raw", None), ("centred", None), ("whitened", None), ("centred", 256), ("whitened", 256),
+    ]  # fmt: skip
+    assert [t.dim for t in standard_transforms(128)] == [None, None, None]
+    assert [t.dim for t in dimension_sweep(512)] == [512, 384, 256, 128, 64]
+
+
+def test_descriptors_are_computed_once_and_continue_after_an_interruption(
+    photo_folder: Path, tmp_path: Path
+) -> None:
+    paths = tuple(str(path) for path in sorted(photo_folder.iterdir())[:10])
+    images = Images(tuple(map(str, range(10))), paths)
+    describe(Images(images.ids[:8], paths[:8]), TinyPictures(), tmp_path, shard_rows=4)
+    TinyPictures.described.clear()
+    shards = describe(images, TinyPictures(), tmp_path, shard_rows=4)
+    assert TinyPictures.described == list(paths[8:])
+    np.testing.assert_array_equal(shards.array(), TinyPictures()(paths))
+    assert [len(block) for block in shards.blocks(5)] == [8, 2]
+
+
+def test_parts_make_a_whole(photo_folder: Path, tmp_path: Path) -> None:
+    paths = tuple(str(path) for path in sorted(photo_folder.iterdir())[:10])
+    images = Images(tuple(map(str, range(10))), paths)
+    with pytest.raises(FileNotFoundError, match="1 of 3 shards are missing"):
+        describe(images, TinyPictures(), tmp_path, part=(0, 2), shard_rows=4)
+    whole = describe(images, TinyPictures(), tmp_path, part=(1, 2), shard_rows=4)
+    np.testing.assert_array_equal(whole.array(), TinyPictures()(paths))
+
+
+def test_processes_share_the_shards(photo_folder: Path, tmp_path: Path) -> None:
+    paths = tuple(str(path) for path in sorted(photo_folder.iterdir())[:10])
+    images = Images(tuple(map(str, range(10))), paths)
+    TinyPictures.described.clear()
+    shards = describe(
+        images, TinyPictures(), tmp_path, recipe=TinyRecipe(), processes=2, shard_rows=4
+    )
+    assert TinyPictures.described == []  # all of it was done elsewhere
+    np.testing.assert_array_equal(shards.array(), TinyPictures()(paths))
+
+
+def test_the_paper_row_of_a_released_model_is_shown() -> None:
+    assert any("61.5" in line and "72.5" in line for line in disc.paper_lines("sscd_disc_mixup"))
+    assert any("72.43" in line for line in disc.paper_lines("sscd_disc_mixup.torchvision.pt"))
+    assert any("Multigrain" in line for line in disc.paper_lines("mine"))
+
+
+def test_part_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        disc.main(["--disc", "x", "--model", "y", "--part", "4/4"])
+    assert "0 <= i < n" in capsys.readouterr().err
