@@ -1,0 +1,250 @@
+"""Who may ask, how much at once, for how long: one ASGI layer around the whole app.
+
+Order of refusal, cheapest first: unknown host (400, DNS rebinding), foreign origin (403), no token
+(401), declared body too large (413), too many requests waiting (503 with ``Retry-After``). Then
+the body is counted as it arrives (413) against a clock (408 while receiving, 503 afterwards).
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from sscd_vec.app.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+# The page itself and liveness carry no data, so they need no token and no slot.
+OPEN = ("/", "/docs", "/openapi.json", "/health")
+OPEN_FOLDER = "/static/"
+SECURE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client, or all of them, may ask for.
+
+    Attributes:
+        body: Bytes of one request.
+        files: Images of one request.
+        pixels: Width times height of one image, checked before it is decoded.
+        concurrent: Requests worked on at once.
+        waiting: Further requests that may wait; beyond, 503.
+        timeout: Seconds for one request, upload included.
+    """
+
+    body: int = 32 * 2**20
+    files: int = 16
+    pixels: int = 64_000_000
+    concurrent: int = 16
+    waiting: int = 64
+    timeout: float = 30.0
+
+
+class Refused(Exception):
+    """A request that is answered with an error.
+
+    Attributes:
+        status: HTTP status.
+        message: What was expected and what came.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What goes with the status."""
+        if self.status == 503:
+            return {"retry-after": "1"}
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
+        if self.status in (408, 413):  # do not read the rest of the body
+            return {"connection": "close"}
+        return {}
+
+
+class Guard:
+    """The layer. ``hosts`` is None where any host name is right (bound beyond loopback)."""
+
+    def __init__(
+        self,
+        app: App,
+        limits: Limits,
+        metrics: Metrics,
+        *,
+        token: str | None = None,
+        hosts: frozenset[str] | None = LOOPBACK,
+    ) -> None:
+        """Put the layer around ``app``."""
+        self.app = app
+        self.limits = limits
+        self.metrics = metrics
+        self.token = token
+        self.hosts = hosts
+        self.slots = asyncio.Semaphore(limits.concurrent)
+        self.admitted = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or say why not."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        answer = _Answer(send)
+        try:
+            await self._serve(scope, receive, answer)
+        except Refused as refusal:
+            await answer.refuse(refusal)
+        except Exception:
+            # The client learns nothing about the inside; the log says it all.
+            logger.exception("request failed: %s %s", scope["method"], scope["path"])
+            await answer.refuse(Refused(500, "the server failed; its log says why"))
+        finally:
+            path = _route(scope)
+            self.metrics.requests.add(path=path, status=str(answer.status or 0))
+            self.metrics.seconds.observe(time.perf_counter() - start, path=path)
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        headers = {
+            key.decode("latin-1").lower(): value.decode("latin-1")
+            for key, value in scope["headers"]
+        }
+        self._check_host(headers)
+        self._check_origin(scope["method"], headers)
+        path = scope["path"]
+        if path in OPEN or path.startswith(OPEN_FOLDER):
+            await self.app(scope, receive, answer)
+            return
+        self._check_token(headers)
+        declared = headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared) > self.limits.body:
+            raise self._too_large(declared)
+        if self.admitted >= self.limits.concurrent + self.limits.waiting:
+            self.metrics.refused.add(reason="busy")
+            raise Refused(503, "too many requests are waiting; try again in a second")
+        self.admitted += 1
+        body = _Body(receive, self)
+        try:
+            async with asyncio.timeout(self.limits.timeout), self.slots:
+                await self.app(scope, body, answer)
+        except TimeoutError as error:
+            self.metrics.refused.add(reason="timeout")
+            status = 503 if body.complete else 408
+            raise Refused(status, f"not finished within {self.limits.timeout:g} s") from error
+        finally:
+            self.admitted -= 1
+
+    def _check_host(self, headers: MutableMapping[str, str]) -> None:
+        name = urlsplit(f"//{headers.get('host', '')}").hostname
+        if self.hosts is not None and name not in self.hosts:
+            raise Refused(400, "unknown host name; ask by the address the server was started with")
+
+    def _check_origin(self, method: str, headers: MutableMapping[str, str]) -> None:
+        """Refuse what another site's page sends: CORS alone does not stop a simple POST."""
+        origin = headers.get("origin")
+        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+        foreign = foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if method not in ("GET", "HEAD") and foreign:
+            raise Refused(403, "requests from other sites are refused")
+
+    def _check_token(self, headers: MutableMapping[str, str]) -> None:
+        if self.token is None:
+            return
+        given = headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self.token.encode()):
+            raise Refused(401, "expected the header 'Authorization: Bearer TOKEN'")
+
+    def _too_large(self, declared: str) -> Refused:
+        self.metrics.refused.add(reason="body")
+        return Refused(
+            413, f"a request may have {self.limits.body} bytes, this one has {declared[:20]}"
+        )
+
+
+def _route(scope: Scope) -> str:
+    """The path's pattern: a metric has one series per route, not one per request."""
+    first = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
+    known = ("", "docs", "openapi.json", "health", "info", "metrics", "bank", "picture", "static")
+    return f"/{first}" if first in (*known, "search", "add", "remove", "heatmap") else "other"
+
+
+class _Body:
+    """Counts a request's bytes as they arrive."""
+
+    def __init__(self, receive: Receive, guard: Guard) -> None:
+        self.receive = receive
+        self.guard = guard
+        self.count = 0
+        self.complete = False
+
+    async def __call__(self) -> Message:
+        message = await self.receive()
+        self.count += len(message.get("body", b""))
+        if self.count > self.guard.limits.body:
+            raise self.guard._too_large(f"more than {self.guard.limits.body}")
+        self.complete = self.complete or not message.get("more_body", False)
+        return message
+
+
+class _Answer:
+    """Adds the secure headers, and remembers whether an answer was begun."""
+
+    def __init__(self, send: Send) -> None:
+        self.send = send
+        self.status: int | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            present = {key.lower() for key, _ in message["headers"]}
+            message["headers"] = [
+                *message["headers"],
+                *(
+                    (key.lower().encode(), value.encode())
+                    for key, value in SECURE_HEADERS.items()
+                    if key.lower().encode() not in present
+                ),
+            ]
+        await self.send(message)
+
+    async def refuse(self, refusal: Refused) -> None:
+        if self.status is not None:  # too late to say anything
+            return
+        body = json.dumps({"error": refusal.message}).encode()
+        headers = [
+            (key.encode(), value.encode())
+            for key, value in {
+                "content-type": "application/json",
+                "content-length": str(len(body)),
+                **refusal.headers,
+            }.items()
+        ]
+        await self({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        await self({"type": "http.response.body", "body": body})

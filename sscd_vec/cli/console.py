@@ -1,0 +1,158 @@
+"""What the commands share: exit codes, tables for people, lines for pipes, JSON for programs.
+
+Results go to standard output, everything else to standard error. On a terminal results are a
+table; in a pipe they are plain tab-separated lines, and nothing is said beside them.
+"""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+DONE, FAILED, USAGE, SOME_UNREADABLE, NO_MATCH, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+EXIT_CODES = """Exit codes: 0 done; 1 failed (the reason is on standard error); 2 wrong usage;
+3 done, but some files could not be read; 4 no copy found (search and compare with --exit-code);
+130 interrupted (what was finished is kept; run the same command again to go on)."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", help="Name, folder or file of a model; the shipped one by default."),
+]
+NormalizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--normalizer", help="Normalizer file (see `sscd-vec normalize`); the model's own if any."
+    ),
+]
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps; the best one by default.")
+]
+CacheOption = Annotated[
+    bool,
+    typer.Option("--cache/--no-cache", help="Keep descriptors, so that no photo is encoded twice."),
+]
+
+
+class Failure(Exception):
+    """An error the user can act on; its text is printed alone, without a traceback."""
+
+
+def say(text: str) -> None:
+    """Tell a person what is going on; silent where nobody reads along."""
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)
+
+
+def warn(text: str) -> None:
+    """Say what must not be missed, also in a log."""
+    typer.echo(text, err=True)
+
+
+def print_json(document: object) -> None:
+    """Print a result for a program."""
+    typer.echo(json.dumps(document, ensure_ascii=not _utf8(), indent=1))
+
+
+def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+    """Print a result: a table on a terminal, tab-separated lines in a pipe."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            typer.echo("\t".join(_plain(cell) for cell in row))
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    numeric = [all(isinstance(row[i], float) for row in rows) for i in range(len(columns))]
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    for column, is_number in zip(columns, numeric, strict=True):
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_plain(cell)) for cell in row))
+    Console().print(table)
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator["Advance"]:
+    """A progress bar on standard error, if that is a terminal; yields what advances it."""
+    if not sys.stderr.isatty():
+        yield Advance()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield Advance(
+            lambda count: bar.advance(task, count), lambda count: bar.update(task, total=count)
+        )
+
+
+class Advance:
+    """Advances a progress bar, or nothing."""
+
+    def __init__(
+        self,
+        step: Callable[[int], None] | None = None,
+        expect: Callable[[int], None] | None = None,
+    ) -> None:
+        """Keep the functions."""
+        self._step = step
+        self._expect = expect
+
+    def __call__(self, count: int = 1) -> None:
+        """Go on by ``count``."""
+        if self._step is not None:
+            self._step(count)
+
+    def expect(self, total: int) -> None:
+        """Say how many there will be, once that is known."""
+        if self._expect is not None:
+            self._expect(total)
+
+
+def list_unreadable(problems: Sequence[tuple[str, str]], shown: int = 8) -> None:
+    """Name the files that could not be read, by reason, at the end, on standard error."""
+    if not problems:
+        return
+    by_reason: dict[str, list[str]] = {}
+    for path, reason in sorted(problems):
+        # "truncated (7 bytes …)" and "truncated (12 bytes …)" are one reason to a reader.
+        by_reason.setdefault(re.sub(r" \([^()]*\)$", "", reason), []).append(path)
+    count = len(problems)
+    warn(f"{count} file{'' if count == 1 else 's'} could not be read:")
+    for reason, paths in by_reason.items():
+        warn(f"  {_plain(reason)} ({len(paths)})")
+        for path in paths[:shown]:
+            warn(f"    {_plain(path)}")
+        if len(paths) > shown:
+            warn(f"    … and {len(paths) - shown} more (--json lists them all)")
+
+
+def _plain(cell: object) -> str:
+    """One line, whatever a file name holds: tabs, newlines and terminal codes become escapes."""
+    if isinstance(cell, float):
+        return f"{cell:.4f}"
+    text = str(cell)
+    if text.isprintable() and _utf8():
+        return text
+    encoding = "utf-8" if _utf8() else "ascii"
+    kept = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return kept.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _utf8() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+
+
+def debug() -> bool:
+    """Whether tracebacks are wanted."""
+    return bool(os.environ.get("SSCD_VEC_DEBUG"))

@@ -1,0 +1,249 @@
+"""``sscd-vec demo``: the whole library in a minute, with nothing to download."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sscd_vec.cli.console import JsonOption, print_json, print_rows, progress, say, warn
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sscd_vec.encoder import Encoder
+    from sscd_vec.normalize import Normalizer
+
+ORIGINALS = 16
+UNRELATED = 4
+# Seeds of pictures that are in no bank: to whiten with, and (others) to calibrate on.
+BACKGROUND, HELD_OUT = range(1000, 1120), range(2000, 2048)
+FALSE_MATCHES = 1e-3  # per comparison, on the held-out pictures
+
+
+@dataclass(frozen=True)
+class _Query:
+    path: Path
+    edit: str
+    original: str | None
+
+
+def demo(
+    folder: Annotated[Path, typer.Argument(help="Where to put everything.")] = Path("sscd-demo"),
+    as_json: JsonOption = False,
+) -> None:
+    """See it work: draw pictures, edit copies, index, search, report. Nothing is downloaded.
+
+    Draws 16 pictures and 24 edited copies of them (resaved, cropped, filtered, captioned, framed,
+    mirrored) plus 4 unrelated ones; indexes the originals in a FAISS file and in a Milvus Lite
+    file; searches both for the rest; prints the matches and writes report.html with the groups
+    of copies.
+    """
+    from sscd_vec.bank import Bank, BankSettings
+    from sscd_vec.folder import find_images
+
+    queries = _draw_pictures(folder)
+    encoder, normalizer, label = _model()
+    originals = find_images([folder / "photos"])
+    with progress("encoding", None):
+        vectors = encoder.encode([file.path for file in originals], show_progress=False)
+        asked = encoder.encode([query.path for query in queries], show_progress=False)
+
+    answers: dict[str, list[tuple[str, float]]] = {}
+    for backend, name in (("faiss", "bank.faiss"), ("milvus", "bank.db")):
+        _forget(folder / name)
+        say(f"indexing {len(originals)} pictures in {folder / name} …")
+        bank = Bank.create(
+            str(folder / name), normalizer, BankSettings("demo", encoder.fingerprint)
+        )
+        bank.add(originals, [row[None] for row in vectors])
+        bank.commit()
+        found = bank.search([row[None] for row in asked], k=1)
+        answers[backend] = [(Path(hits[0].id).name, hits[0].score) for hits in found]
+        bank.close()
+
+    threshold = normalizer.threshold()
+    rows = [
+        {
+            "query": query.path.name,
+            "edit": query.edit,
+            "best_match": answers["faiss"][number][0],
+            "score_faiss": round(answers["faiss"][number][1], 4),
+            "score_milvus": round(answers["milvus"][number][1], 4),
+            "copy": answers["faiss"][number][1] >= threshold,
+            "right": _is_right(query, answers["faiss"][number], threshold),
+        }
+        for number, query in enumerate(queries)
+    ]
+    report = folder / "report.html"
+    groups = _write_report(report, folder, encoder, normalizer, label)
+    _print(rows, threshold, label, report, groups, as_json)
+
+
+def _draw_pictures(folder: Path) -> list[_Query]:
+    import numpy as np
+
+    from sscd_vec.cli.pictures import EDITS, draw
+
+    for part in ("photos", "queries"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        for old in (folder / part).glob("*.jpg"):
+            old.unlink()
+    queries = []
+    names = list(EDITS)
+    with progress("drawing", ORIGINALS + UNRELATED) as advance:
+        for seed in range(ORIGINALS):
+            original = draw(seed)
+            name = f"picture-{seed:02}.jpg"
+            original.save(folder / "photos" / name, quality=92)
+            for step in range(1 + seed % 2):
+                edit = names[(seed + 3 * step + seed // 6) % len(names)]
+                path = folder / "queries" / f"picture-{seed:02}-{edit}.jpg"
+                edited = EDITS[edit](original, np.random.default_rng((11, seed, step)))
+                edited.save(path, quality=70)
+                queries.append(_Query(path, edit, name))
+            advance()
+        for seed in range(500, 500 + UNRELATED):
+            path = folder / "queries" / f"unrelated-{seed}.jpg"
+            draw(seed).save(path, quality=85)
+            queries.append(_Query(path, "unrelated", None))
+            advance()
+    return queries
+
+
+def _model() -> tuple["Encoder", "Normalizer", str]:
+    """The shipped model with its normalizer; without one, the stand-in and one fitted here."""
+    from sscd_vec.cli.session import NORMALIZER_FILE, open_encoder
+    from sscd_vec.cli.standin import LABEL, standin_encoder
+    from sscd_vec.encoder import pretrained
+    from sscd_vec.normalize import Normalizer
+
+    try:
+        place = pretrained.resolve(None)
+    except FileNotFoundError:
+        warn(
+            "this install ships no trained model: the demo uses an untrained stand-in (random "
+            "weights), which recognises easy copies of drawn pictures and nothing else."
+        )
+        encoder = standin_encoder()
+        return encoder, _fit(encoder), LABEL
+    encoder = open_encoder(None)
+    if (place / NORMALIZER_FILE).is_file():
+        normalizer = Normalizer.load(place / NORMALIZER_FILE)
+        if {"search", "symmetric"} <= set(normalizer.thresholds):
+            return encoder, normalizer, place.name
+    return encoder, _fit(encoder), place.name
+
+
+def _fit(encoder: "Encoder") -> "Normalizer":
+    from sscd_vec.normalize import Normalizer
+
+    fitted = Normalizer.fit(_encode_drawn(encoder, BACKGROUND), eps="oas", encoder=encoder)
+    held_out = _encode_drawn(encoder, HELD_OUT)
+    for kind in ("search", "symmetric"):
+        fitted = fitted.calibrate(
+            held_out, false_match_rate=FALSE_MATCHES, per="comparison", kind=kind
+        )
+    return fitted
+
+
+def _encode_drawn(encoder: "Encoder", seeds: range) -> "NDArray[np.float32]":
+    from sscd_vec.cli.pictures import draw
+
+    with progress("drawing background pictures", len(seeds)) as advance:
+        images = []
+        for seed in seeds:
+            images.append(draw(seed))
+            advance()
+    return encoder.encode(images, show_progress=False)
+
+
+def _write_report(
+    report: Path, folder: Path, encoder: "Encoder", normalizer: "Normalizer", label: str
+) -> int:
+    from sscd_vec.cli.session import open_cache
+    from sscd_vec.dedup_files import find_copies
+    from sscd_vec.report import write_report
+
+    with open_cache(encoder, 1, wanted=False) as cache:
+        found = find_copies(
+            encoder,
+            normalizer,
+            [folder / "photos", folder / "queries"],
+            threshold=normalizer.threshold("symmetric"),
+            cache=cache,
+            heatmaps=True,
+        )
+    write_report(
+        report,
+        found.groups,
+        threshold=found.threshold,
+        scanned=found.scanned,
+        unreadable=len(found.unreadable),
+        model=label,
+        title=f"Copies in {folder.name}",
+    )
+    return len(found.groups)
+
+
+def _is_right(query: _Query, answer: tuple[str, float], threshold: float) -> bool:
+    best, score = answer
+    if query.original is None:
+        return score < threshold
+    return best == query.original and score >= threshold
+
+
+def _forget(index: Path) -> None:
+    """Remove what an earlier demo left."""
+    import shutil
+
+    for path in (index, Path(f"{index}.bank"), Path(f"{index}.sidecar")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _print(
+    rows: Sequence[dict[str, Any]],
+    threshold: float,
+    label: str,
+    report: Path,
+    groups: int,
+    as_json: bool,
+) -> None:
+    copies = [row for row in rows if row["edit"] != "unrelated"]
+    found = sum(row["right"] for row in copies)
+    false = sum(row["copy"] for row in rows if row["edit"] == "unrelated")
+    if as_json:
+        print_json(
+            {
+                "model": label,
+                "threshold": threshold,
+                "copies": len(copies),
+                "copies_found": found,
+                "false_matches": false,
+                "report": str(report),
+                "groups": groups,
+                "matches": rows,
+            }
+        )
+        return
+    print_rows(
+        ["query", "best match", "FAISS", "Milvus", "verdict"],
+        [
+            (
+                row["query"],
+                row["best_match"],
+                row["score_faiss"],
+                row["score_milvus"],
+                "copy" if row["copy"] else "no copy",
+            )
+            for row in rows
+        ],
+        title=f"model: {label}, a copy scores at least {threshold:.3f}",
+    )
+    say(f"\n{found} of {len(copies)} copies found, {false} of {UNRELATED} unrelated called a copy.")
+    say(f"{groups} groups of copies in {report}: open it in a browser.")

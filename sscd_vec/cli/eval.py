@@ -1,0 +1,129 @@
+"""``sscd-vec eval``: how good is this model on labelled copies?"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sscd_vec.cli.console import (
+    CacheOption,
+    DeviceOption,
+    Failure,
+    JsonOption,
+    ModelOption,
+    NormalizerOption,
+    list_unreadable,
+    print_json,
+    print_rows,
+    progress,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sscd_vec.encoder import Encoder
+    from sscd_vec.predictions import Predictions
+
+
+def evaluate(
+    truth: Annotated[
+        Path, typer.Argument(help="CSV with columns query_id,reference_id (empty: no match).")
+    ],
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--predictions", help="CSV with columns query_id,reference_id,score."),
+    ] = None,
+    queries: Annotated[
+        Path | None, typer.Option("--queries", help="Folder of query images; ids are file names.")
+    ] = None,
+    references: Annotated[
+        Path | None, typer.Option("--references", help="Folder of reference images.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Candidates per query.")] = 10,
+    write: Annotated[
+        Path | None, typer.Option("--write", help="Write the predictions here, as CSV.")
+    ] = None,
+    model: ModelOption = None,
+    normalizer: NormalizerOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure copy detection: µAP, recall at 90 % precision with its threshold, accuracy@1, MRR.
+
+    Either on predictions you have, or on folders of images, which are encoded and searched
+    exhaustively. Files named R000123.jpg have the id R000123.
+
+        sscd-vec eval truth.csv --predictions mine.csv
+        sscd-vec eval truth.csv --queries queries/ --references references/
+    """
+    from sscd_vec.metrics import evaluate as measure
+    from sscd_vec.predictions import read_ground_truth, read_predictions, write_predictions
+
+    known = read_ground_truth(truth)
+    if predictions is not None:
+        candidates = read_predictions(predictions)
+    elif queries is not None and references is not None:
+        candidates = _search(queries, references, k, model, normalizer, device, cache)
+    else:
+        raise Failure("give --predictions FILE, or --queries FOLDER and --references FOLDER")
+    if write is not None:
+        write_predictions(write, candidates)
+    summary = asdict(measure(candidates, known))
+    if as_json:
+        print_json(summary)
+    else:
+        print_rows(["figure", "value"], [(name, value) for name, value in summary.items()])
+
+
+def _search(
+    queries: Path,
+    references: Path,
+    k: int,
+    model: str | None,
+    normalizer: str | None,
+    device: str | None,
+    cache: bool,
+) -> "Predictions":
+    import numpy as np
+
+    from sscd_vec.adapters.faiss import FaissIndex
+    from sscd_vec.cli.session import open_encoder, open_normalizer
+    from sscd_vec.predictions import Predictions
+
+    encoder = open_encoder(model, device)
+    index = FaissIndex(open_normalizer(normalizer, model, encoder))
+    ids, rows = _describe(encoder, references, cache)
+    index.add(ids, rows)
+    asked, rows = _describe(encoder, queries, cache)
+    matches = index.search(rows, k=k)
+    return Predictions(np.array(asked)[matches.queries], matches.ids.astype(str), matches.scores)
+
+
+def _describe(
+    encoder: "Encoder", folder: Path, cache: bool
+) -> tuple[list[str], "NDArray[np.float32]"]:
+    import numpy as np
+
+    from sscd_vec.cli.session import open_cache
+    from sscd_vec.encode_files import describe_files
+    from sscd_vec.folder import Unreadable, find_images, shown
+
+    problems: list[Unreadable] = []
+    files = find_images([folder], problems.append)
+    ids: list[str] = []
+    rows = []
+    with open_cache(encoder, 1, cache) as known, progress(folder.name, len(files)) as advance:
+        for part in describe_files(encoder, files, known, on_files=advance):
+            ids += [file.path.stem for file in part.files]
+            rows += part.descriptors
+            problems += part.unreadable
+    list_unreadable([(shown(problem.path), problem.reason) for problem in problems])
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise Failure(f"{folder}: two files have the id {twice}; ids are file names without ending")
+    if not rows:
+        raise Failure(f"{folder}: no image could be read")
+    return ids, np.concatenate(rows)

@@ -1,0 +1,283 @@
+"""``sscd-vec normalize fit``, ``normalize table`` and ``calibrate``: descriptors in, one file out.
+
+Descriptors are ``.npy`` files ``(n, d)``, memory-mapped, or ``.safetensors`` files that hold one
+such array (or one named ``descriptors``).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from sscd_vec import plots
+from sscd_vec.cli.console import FAILED, JsonOption, print_json, print_rows, say, warn
+from sscd_vec.metrics import micro_average_precision
+from sscd_vec.normalize import (
+    Kind,
+    Normalizer,
+    ScoreNorm,
+    calibrate,
+    nearest_neighbours,
+    nearest_similarities,
+)
+from sscd_vec.predictions import GroundTruth, Predictions, read_ground_truth
+
+DescriptorFile = Annotated[Path, typer.Option(help="Descriptors, .npy or .safetensors.")]
+OptionalDescriptors = Annotated[
+    Path | None, typer.Option(help="Descriptors, .npy or .safetensors.")
+]
+
+
+def fit(
+    background: Annotated[list[Path], typer.Argument(help="Descriptors of background images.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The normalizer file to write.")],
+    whitening: Annotated[
+        Literal["whiten", "centre", "none"], typer.Option(help="The paper's is whiten.")
+    ] = "whiten",
+    dim: Annotated[int | None, typer.Option(help="Keep this many dimensions.")] = None,
+    score_norm: Annotated[
+        str, typer.Option(help="beta[first,last], neighbours counted from 0, or none.")
+    ] = "1.0[0,2]",
+    shrink: Annotated[bool, typer.Option(help="Shrink variances: for small backgrounds.")] = False,
+    l2_before: Annotated[bool, typer.Option(help="L2-normalize first: trunk features.")] = False,
+    half: Annotated[bool, typer.Option("--half", help="Keep the background in 16 bits.")] = False,
+    background_size: Annotated[
+        int | None, typer.Option(help="Keep a sample of this many rows for the bias.")
+    ] = None,
+    encoder: Annotated[str | None, typer.Option(help="Fingerprint of the encoder.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit whitening and score normalization on background descriptors."""
+    try:
+        normalizer = Normalizer.fit(
+            _batches(background),
+            whitening=None if whitening == "none" else whitening,
+            dim=dim,
+            eps="oas" if shrink else 0.0,
+            l2_before=l2_before,
+            score_norm=None if score_norm == "none" else ScoreNorm.parse(score_norm),
+            encoder=encoder,
+            keep_background="float16" if half else "float32",
+            background_size=background_size,
+        )
+        normalizer.save(out)
+    except (OSError, ValueError, TypeError) as error:
+        raise _failed(error) from error
+    _report(normalizer, out, as_json)
+
+
+def calibrate_threshold(
+    normalizer: Annotated[Path, typer.Argument(help="The normalizer file; read.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the calibrated one goes.")],
+    queries: OptionalDescriptors = None,
+    references: OptionalDescriptors = None,
+    labels: Annotated[
+        Path | None, typer.Option(help=".npy of 0/1 per row: with --precision.")
+    ] = None,
+    false_match_rate: Annotated[float | None, typer.Option(help="Such as 0.001.")] = None,
+    precision: Annotated[float | None, typer.Option(help="Such as 0.9.")] = None,
+    per: Annotated[
+        Literal["query", "comparison"], typer.Option(help="What the rate counts.")
+    ] = "query",
+    bank_size: Annotated[int | None, typer.Option(help="References in the bank in use.")] = None,
+    kind: Annotated[
+        Literal["search", "symmetric"], typer.Option(help="Which score; symmetric for dedup.")
+    ] = "search",
+    plot: Annotated[Path | None, typer.Option(help="Draw the scores and the threshold.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the threshold for a false-match rate or a precision, and store it.
+
+    Without --queries the normalizer's own background is split and used. With --precision, row i of
+    queries, references and labels is one labelled candidate pair.
+    """
+    chosen: Kind = kind
+    try:
+        before = Normalizer.load(normalizer)
+        result = calibrate(
+            before,
+            None if queries is None else read_descriptors(queries),
+            None if references is None else read_descriptors(references),
+            None if labels is None else np.load(labels),
+            false_match_rate=false_match_rate,
+            precision=precision,
+            per=per,
+            bank_size=bank_size,
+            kind=chosen,
+        )
+        after = before.with_threshold(result.threshold)
+        after.save(out)
+        if plot is not None:
+            figure = plots.score_histogram(
+                result.nonmatch_scores,
+                result.match_scores,
+                result.threshold.value,
+                result.threshold.interval,
+                str(result.threshold),
+            )
+            plots.save(figure, plot)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        raise _failed(error) from error
+    if result.threshold.note:
+        say(result.threshold.note)
+    _report(after, out, as_json)
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """One setting of score normalization and what it gives.
+
+    Attributes:
+        beta: Weight.
+        n: First neighbour, counted from 1.
+        n_end: Last neighbour.
+        micro_ap: µAP; None of it depends on anything else than the setting.
+    """
+
+    beta: float
+    n: int
+    n_end: int
+    micro_ap: float
+
+
+# The paper's three columns: a single neighbour, an average of the first, and the weight.
+PAPER_SETTINGS: tuple[ScoreNorm, ...] = (
+    *(ScoreNorm(1.0, n, n) for n in range(1, 6)),
+    *(ScoreNorm(1.0, 1, n_end) for n_end in range(2, 6)),
+    *(ScoreNorm(beta, 1, 3) for beta in (0.0, 0.5, 0.75, 1.25, 1.5)),
+)
+
+
+def table(
+    queries: DescriptorFile,
+    references: DescriptorFile,
+    background: Annotated[list[Path], typer.Option(help="Descriptors; give it several times.")],
+    truth: Annotated[Path, typer.Option(help="CSV with columns query_id,reference_id.")],
+    query_ids: Annotated[
+        Path | None, typer.Option(help="One id per line; row numbers otherwise.")
+    ] = None,
+    reference_ids: Annotated[
+        Path | None, typer.Option(help="One id per line; row numbers otherwise.")
+    ] = None,
+    whitening: Annotated[
+        Literal["whiten", "centre", "none"], typer.Option(help="The paper's is whiten.")
+    ] = "whiten",
+    k: Annotated[int, typer.Option("-k", help="Candidates per query.")] = 10,
+    as_json: JsonOption = False,
+) -> None:
+    """The paper's table of beta, n and n_end against µAP, on any descriptors."""
+    try:
+        z_queries, z_references = read_descriptors(queries), read_descriptors(references)
+        rows = score_norm_table(
+            z_queries,
+            z_references,
+            np.concatenate([read_descriptors(path) for path in background]),
+            read_ground_truth(truth),
+            _ids(query_ids, len(z_queries)),
+            _ids(reference_ids, len(z_references)),
+            whitening=None if whitening == "none" else whitening,
+            k=k,
+        )
+    except (OSError, ValueError, TypeError) as error:
+        raise _failed(error) from error
+    if as_json:
+        print_json([asdict(row) for row in rows])
+    else:
+        columns = ("beta", "n", "n_end", "µAP")
+        print_rows(columns, [(r.beta, r.n, r.n_end, r.micro_ap) for r in rows])
+
+
+def score_norm_table(
+    queries: NDArray[Any],
+    references: NDArray[Any],
+    background: NDArray[Any],
+    truth: GroundTruth,
+    query_ids: Sequence[object],
+    reference_ids: Sequence[object],
+    *,
+    whitening: Literal["whiten", "centre"] | None = "whiten",
+    k: int = 10,
+    settings: Sequence[ScoreNorm] = PAPER_SETTINGS,
+) -> list[TableRow]:
+    """µAP for each setting. A bias reorders no query's results, so one search serves them all."""
+    normalizer = Normalizer.fit(background, whitening=whitening, score_norm=None)
+    whitened = normalizer.whiten(queries)
+    similarities, rows = nearest_neighbours(
+        whitened, normalizer.whiten(references), min(k, len(references))
+    )
+    deepest = max(norm.n_end for norm in settings)
+    nearest = nearest_similarities(whitened, normalizer.whiten(background), deepest)
+    width = rows.shape[1]
+    names = np.repeat(np.asarray(query_ids), width), np.asarray(reference_ids)[rows.ravel()]
+    found = []
+    for norm in settings:
+        scores = similarities - norm.bias_from_neighbours(nearest)[:, None]
+        micro_ap = micro_average_precision(Predictions(*names, scores.ravel()), truth)
+        found.append(TableRow(norm.beta, norm.n, norm.n_end, micro_ap))
+    return found
+
+
+def read_descriptors(path: Path) -> NDArray[Any]:
+    """One ``(n, d)`` array from a ``.npy`` (memory-mapped) or ``.safetensors`` file.
+
+    Raises:
+        ValueError: If the file holds no such array, or several and none named ``descriptors``.
+    """
+    if path.suffix == ".npy":
+        array: NDArray[Any] = np.load(path, mmap_mode="r")
+        return array
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path}: expected a .npy or .safetensors file of descriptors")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+            if len(names) > 1 and "descriptors" not in names:
+                raise ValueError(
+                    f"{path}: expected one array, or one named 'descriptors', got {names}"
+                )
+            tensor: NDArray[Any] = file.get_tensor(names[0] if len(names) == 1 else "descriptors")
+            return tensor
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def _batches(paths: Sequence[Path]) -> Iterator[NDArray[Any]]:
+    for path in paths:
+        yield read_descriptors(path)
+
+
+def _ids(path: Path | None, count: int) -> list[str]:
+    if path is None:
+        return [str(row) for row in range(count)]
+    names = path.read_text(encoding="utf-8").splitlines()
+    if len(names) != count:
+        raise ValueError(f"{path}: expected {count} ids, one per descriptor, got {len(names)}")
+    return names
+
+
+def _report(normalizer: Normalizer, path: Path, as_json: bool) -> None:
+    facts: dict[str, object] = {
+        "file": str(path),
+        "dim_in": normalizer.dim_in,
+        "dim": normalizer.dim,
+        "score_norm": None if normalizer.score_norm is None else str(normalizer.score_norm),
+        "background": 0 if normalizer.background is None else len(normalizer.background),
+        "encoder": normalizer.encoder,
+        "reference_fingerprint": normalizer.reference_fingerprint,
+        "query_fingerprint": normalizer.query_fingerprint,
+    }
+    if as_json:
+        print_json(facts | {"thresholds": [t.to_dict() for t in normalizer.thresholds.values()]})
+        return
+    stored = [(f"threshold ({kind})", str(t)) for kind, t in normalizer.thresholds.items()]
+    print_rows(("", ""), [*facts.items(), *stored])
+
+
+def _failed(error: Exception) -> typer.Exit:
+    warn(str(error))
+    return typer.Exit(FAILED)

@@ -1,0 +1,112 @@
+"""``sscd-vec serve``: the bank as a web page and a JSON API."""
+
+from typing import Annotated
+
+import typer
+
+from sscd_vec.cli.console import DeviceOption, Failure, warn
+from sscd_vec.cli.index import CollectionOption, StateOption, TokenOption
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    bank: Annotated[str, typer.Argument(help="The bank: what `index --to` was given.")],
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; only this machine by default.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0 takes a free one.")
+    ] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="SSCD_VEC_TOKEN",
+            help="Ask every client for this token. Needed beyond this machine.",
+        ),
+    ] = None,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Leave out /add and /remove.")
+    ] = False,
+    tiles: Annotated[
+        int, typer.Option("--tiles", min=1, max=4, help="Search overlapping crops of each image.")
+    ] = 1,
+    max_upload: Annotated[
+        int, typer.Option("--max-upload", min=1, help="Mebibytes of one request.")
+    ] = 32,
+    max_pixels: Annotated[
+        int, typer.Option("--max-pixels", min=1, help="Megapixels of one image.")
+    ] = 64,
+    concurrent: Annotated[
+        int, typer.Option("--concurrent", min=1, help="Requests worked on at once.")
+    ] = 16,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1, help="Seconds for one request.")
+    ] = 30.0,
+    collection: CollectionOption = "photos",
+    state: StateOption = None,
+    milvus_token: TokenOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """Serve a bank on this machine: a page to drop images on, and a JSON API.
+
+    The page is at /, the API's description at /docs, Prometheus counters at /metrics. It answers
+    on 127.0.0.1 only; --host opens it to others, and then a --token is required.
+
+        sscd-vec serve bank.faiss
+        curl -F image=@suspect.jpg http://127.0.0.1:8000/search
+    """
+    if host not in LOCAL and not token:
+        raise Failure(
+            f"--host {host} opens the bank to other machines: set a --token too (or "
+            "SSCD_VEC_TOKEN), and put TLS in front of it"
+        )
+    from sscd_vec.bank import Bank
+
+    opened = Bank.open(bank, collection=collection, state=state, token=milvus_token)
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise Failure("the web page needs an extra: pip install 'sscd-vec[app]'") from error
+    from sscd_vec.app.engine import Engine
+    from sscd_vec.app.limits import LOOPBACK, Limits
+    from sscd_vec.app.metrics import Metrics
+    from sscd_vec.app.server import create_app
+    from sscd_vec.cli.session import open_encoder
+
+    encoder = open_encoder(opened.settings.model, device)
+    limits = Limits(
+        body=max_upload * 2**20,
+        pixels=max_pixels * 1_000_000,
+        concurrent=concurrent,
+        waiting=4 * concurrent,
+        timeout=timeout,
+    )
+    app = create_app(
+        Engine(opened, encoder, Metrics(), tiles=tiles),
+        limits=limits,
+        token=token,
+        hosts=LOOPBACK if host in LOCAL else None,
+        read_only=read_only,
+    )
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=10,
+        limit_concurrency=1000,
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+    listening = config.bind_socket()
+    listening.listen(1024)  # from here on a client waits instead of being refused
+    shown = f"[{host}]" if ":" in host else host
+    warn(f"serving {bank} on http://{shown}:{listening.getsockname()[1]} (Ctrl-C stops)")
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    finally:
+        opened.close()

@@ -1,0 +1,108 @@
+"""What a copy looks like next to its siblings, and which one of a group to keep.
+
+The one to keep is the sharpest of the largest: among the pictures with at least 75 % of the
+pixels of the biggest one, the one whose Laplacian varies most,
+
+    sharpness = Var(∇²g),   g = grey levels at a long side of at most 1024,
+
+so that an enlarged thumbnail or a blurred resave does not win by its size alone. Equal
+sharpness: the larger file, then the shorter path.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+SHARPNESS_SIDE = 1024
+THUMBNAIL_SIDE = 240
+THUMBNAIL_QUALITY = 65
+NEARLY_AS_LARGE = 0.75
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file as a person would judge it.
+
+    Attributes:
+        path: The file.
+        file_size: Bytes on disk.
+        width: Pixels across, upright.
+        height: Pixels down, upright.
+        sharpness: Variance of the Laplacian.
+        thumbnail: A small JPEG.
+    """
+
+    path: Path
+    file_size: int
+    width: int
+    height: int
+    sharpness: float
+    thumbnail: bytes
+
+
+def look(path: Path) -> Picture:
+    """Read a picture's size, sharpness and thumbnail.
+
+    Raises:
+        OSError: The file cannot be read or decoded.
+    """
+    with Image.open(path) as image:
+        width, height = image.size
+        if image.getexif().get(0x0112, 1) >= 5:  # orientations 5–8 lie on their side
+            width, height = height, width
+        image.draft("RGB", (SHARPNESS_SIDE, SHARPNESS_SIDE))
+        upright = flat_rgb(ImageOps.exif_transpose(image))
+    upright.thumbnail((SHARPNESS_SIDE, SHARPNESS_SIDE), Image.Resampling.BOX)
+    return Picture(path, path.stat().st_size, width, height, sharpness(upright), thumbnail(upright))
+
+
+def keep(pictures: Sequence[Picture]) -> int:
+    """Position of the one to keep."""
+    largest = max(picture.width * picture.height for picture in pictures)
+    rivals = [
+        number
+        for number, picture in enumerate(pictures)
+        if picture.width * picture.height >= NEARLY_AS_LARGE * largest
+    ]
+    return max(
+        rivals,
+        key=lambda n: (
+            round(pictures[n].sharpness, 3),
+            pictures[n].file_size,
+            -len(str(pictures[n].path)),
+        ),
+    )
+
+
+def sharpness(image: Image.Image) -> float:
+    """Variance of the four-neighbour Laplacian of the grey levels."""
+    grey = np.asarray(image.convert("L"), np.float32)
+    if min(grey.shape) < 3:
+        return 0.0
+    laplacian = (
+        grey[:-2, 1:-1] + grey[2:, 1:-1] + grey[1:-1, :-2] + grey[1:-1, 2:] - 4 * grey[1:-1, 1:-1]
+    )
+    return float(laplacian.var())
+
+
+def thumbnail(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:
+    """A small JPEG of an RGB image."""
+    small = image.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY, optimize=True)
+    return buffer.getvalue()
+
+
+def flat_rgb(image: Image.Image) -> Image.Image:
+    """RGB, with what was transparent shown on white."""
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        layered = image.convert("RGBA")
+        flat = Image.new("RGB", layered.size, (255, 255, 255))
+        flat.paste(layered, mask=layered.getchannel("A"))
+        return flat
+    return image.convert("RGB")

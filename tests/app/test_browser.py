@@ -1,0 +1,272 @@
+"""The page in a real browser: drop, match, slider, heatmap, add, browse; the report too.
+
+Runs in Debian's Chromium, driven by Playwright. In CI (``CI=true``) a missing browser is a
+failure; elsewhere the tests are skipped and say so.
+"""
+
+import base64
+import io
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+
+from sscd_vec.app.engine import Engine
+from sscd_vec.app.server import create_app
+from sscd_vec.cli.pictures import EDITS, draw
+from sscd_vec.quality import keep, look
+from sscd_vec.report import Copy, CopyGroup, write_report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, BrowserContext, Page
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+IN_CI = os.environ.get("CI") == "true"
+
+DROP = """([name, content]) => {
+  const bytes = Uint8Array.from(atob(content), c => c.charCodeAt(0));
+  const data = new DataTransfer();
+  data.items.add(new File([bytes], name, { type: "image/jpeg" }));
+  const options = { dataTransfer: data, bubbles: true, cancelable: true };
+  document.body.dispatchEvent(new DragEvent("dragover", options));
+  document.body.dispatchEvent(new DragEvent("drop", options));
+}"""
+PASTE = """([name, content]) => {
+  const bytes = Uint8Array.from(atob(content), c => c.charCodeAt(0));
+  const data = new DataTransfer();
+  data.items.add(new File([bytes], name, { type: "image/jpeg" }));
+  document.body.dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    program = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if program is None and not IN_CI:
+        pytest.skip("no Chromium on this machine: apt-get install chromium")
+    assert program is not None, "CI must run the browser tests, and there is no Chromium"
+    if not IN_CI:
+        pytest.importorskip("playwright", reason="pip install playwright")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=program, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def context(browser: "Browser") -> Iterator["BrowserContext"]:
+    made = browser.new_context(viewport={"width": 1200, "height": 900})
+    made.set_default_timeout(20_000)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(context: "BrowserContext") -> Iterator["Page"]:
+    """A page that fails the test if it logs an error or breaks its content policy."""
+    opened = context.new_page()
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    yield opened
+    assert errors == []
+
+
+class _Served:
+    def __init__(self, engine: Engine, **options: object) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        app = create_app(engine, **options)  # type: ignore[arg-type]
+        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
+        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(15)
+        self.socket.close()
+
+
+@pytest.fixture
+def served(engine: Engine) -> Iterator[_Served]:
+    running = _Served(engine)
+    yield running
+    running.stop()
+
+
+def until(page: "Page", condition: str, seconds: float = 20.0) -> None:
+    """Wait for a condition; Playwright's own wait needs eval, which the content policy forbids."""
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, f"still not so: {condition}"
+        page.wait_for_timeout(30)
+
+
+def _jpeg(seed: int, quality: int = 50) -> str:
+    image = draw(seed)
+    image.thumbnail((180, 180))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def test_drop_match_slider_heatmap(page: "Page", served: _Served, tmp_path: Path) -> None:
+    page.goto(served.address)
+    until(page, "document.getElementById('facts').textContent.includes('12 pictures')")
+    assert page.locator("#thresholdValue").text_content() == "0.800"
+
+    page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
+    first = page.locator(".match").first
+    first.wait_for()
+    assert "picture-03.png" in str(first.text_content())
+    assert page.locator(".verdict").text_content() == "Copy of 1 picture"
+    assert page.locator(".match.copy").count() == 1
+    until(page, "document.querySelector('.match img').naturalWidth > 0")
+
+    page.locator("#threshold").evaluate(
+        "node => { node.value = 1; node.dispatchEvent(new Event('input')) }"
+    )
+    assert page.locator(".verdict").text_content() == "No copy found"
+    assert page.locator(".match.copy").count() == 0
+    page.locator("#threshold").evaluate(
+        "node => { node.value = -0.2; node.dispatchEvent(new Event('input')) }"
+    )
+    assert page.locator(".match.copy").count() > 1
+    page.click("#calibrated")
+    assert page.locator(".match.copy").count() == 1
+
+    page.locator(".match").first.click()
+    page.click("#heat")
+    page.wait_for_selector("#pair canvas")
+    assert page.locator("#pair canvas").count() == 2
+    painted = page.locator("#pair canvas").first.evaluate(
+        "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
+    )
+    assert painted > 10
+    page.screenshot(path=tmp_path / "heatmap.png")
+    page.click("#heat")
+    assert not page.locator("#pair canvas").first.is_visible()
+    page.click("#shut")
+
+
+def test_paste_add_browse_and_remove(page: "Page", served: _Served) -> None:
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.goto(served.address)
+    until(page, "document.getElementById('facts').textContent.includes('12 pictures')")
+    page.evaluate(PASTE, ["new.jpg", _jpeg(99)])
+    page.wait_for_selector(".verdict")
+    assert page.locator(".verdict").text_content() == "No copy found"
+    page.get_by_role("button", name="Add to bank").click()
+    until(page, "document.getElementById('facts').textContent.includes('13 pictures')")
+    page.evaluate(PASTE, ["again.jpg", _jpeg(99)])
+    until(page, "document.querySelectorAll('.verdict').length == 2")
+    assert page.locator(".verdict").first.text_content() == "Copy of 1 picture"
+    page.click("#tabBank")
+    until(page, "document.querySelectorAll('#pictures figure').length == 13")
+    page.fill("#text", "upload")
+    until(page, "document.querySelectorAll('#pictures figure').length == 1")
+    page.get_by_role("button", name="Remove").click()
+    until(page, "document.querySelectorAll('#pictures figure').length == 0")
+
+
+def test_several_files_a_bad_one_and_a_phone(
+    browser: "Browser", served: _Served, tmp_path: Path
+) -> None:
+    phone = browser.new_context(
+        viewport={"width": 390, "height": 844}, is_mobile=True, color_scheme="dark"
+    )
+    page = phone.new_page()
+    page.set_default_timeout(20_000)
+    page.goto(served.address)
+    for name, content in (
+        ("1.jpg", base64.b64decode(_jpeg(1))),
+        ("2.jpg", base64.b64decode(_jpeg(2))),
+        ("broken.jpg", b"\xff\xd8\xff broken"),
+    ):
+        (tmp_path / name).write_bytes(content)
+    page.set_input_files("#files", sorted(tmp_path.glob("*.jpg")))
+    page.wait_for_selector("#results .error")
+    until(page, "document.querySelectorAll('.verdict').length == 2")
+    assert "broken.jpg" in str(page.locator("#results .error").text_content())
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert dark == "rgb(17, 19, 22)"
+    phone.close()
+
+
+def test_token_is_asked_for(page: "Page", engine: Engine) -> None:
+    running = _Served(engine, token="open sesame")
+    try:
+        page.goto(f"{running.address}/#token=open%20sesame")
+        until(page, "document.getElementById('facts').textContent.includes('pictures')")
+        assert "token" not in page.url
+        page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
+        page.wait_for_selector(".match.copy")
+        until(page, "document.querySelector('.match img').src.startsWith('blob:')")
+    finally:
+        running.stop()
+
+
+def test_api_page(page: "Page", served: _Served) -> None:
+    page.goto(f"{served.address}/docs")
+    page.wait_for_selector("section")
+    headings = page.locator("h2").all_text_contents()
+    assert "POST /search" in headings and "GET /metrics" in headings
+
+
+def test_report_with_thousands_of_groups(page: "Page", tmp_path: Path) -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    pictures = []
+    for seed, edit in ((0, "framed"), (1, "captioned")):
+        for name, image in (("o", draw(seed)), ("e", EDITS[edit](draw(seed), rng))):
+            path = tmp_path / f"{name}{seed} <b>&'.jpg"
+            image.save(path, quality=80)
+            pictures.append(look(path))
+    groups = []
+    for number in range(3000):
+        pair = pictures[:2] if number % 2 else pictures[2:]
+        kept = keep(pair)
+        heat = rng.random((9, 12))
+        copy = Copy(pair[1 - kept], 0.4 + number / 6000, heat, heat)
+        groups.append(CopyGroup(pair[kept], (copy,), ((Path("/x/</script>.jpg"), 0.5),)))
+    write_report(tmp_path / "r.html", groups, threshold=0.4, scanned=9000, title="</script>")
+    start = time.monotonic()
+    page.goto((tmp_path / "r.html").as_uri())
+    page.wait_for_selector(".group")
+    assert time.monotonic() - start < 20
+    assert page.locator("h1").text_content() == "</script>"
+    assert "3,000 groups" in str(page.locator("#facts").text_content())
+    assert page.locator(".group").count() < 200  # the rest is drawn when it comes into view
+    page.select_option("#sort", "weak")
+    assert "score 0.400" in str(page.locator(".group figure:not(.keep)").first.text_content())
+    page.fill("#filter", "o1 <b>")
+    until(page, "document.querySelector('.group').textContent.includes('o1 <b>')")
+    before = page.locator(".group").count()
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    until(page, f"document.querySelectorAll('.group').length > {before}")
+    page.evaluate("scrollTo(0, 0)")
+    page.locator(".group figure:not(.keep) .frame").first.click()
+    page.click("#heat")
+    assert page.locator("#pair canvas").first.is_visible()
+    page.click("#shut")
+    with page.expect_download() as saved:
+        page.click("#export")
+    listed = Path(saved.value.path()).read_text().splitlines()
+    assert len(listed) == 1500

@@ -1,0 +1,181 @@
+"""Back-pressure, time limits and micro-batches, with a worker that can be held up."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from sscd_vec.app.limits import Guard, Limits, Message, Receive, Refused, Scope, Send
+from sscd_vec.app.metrics import Metrics
+from sscd_vec.app.worker import Worker
+
+HEADERS = [(b"host", b"localhost")]
+
+
+def _scope(method: str = "POST", headers: list[tuple[bytes, bytes]] | None = None) -> Scope:
+    return {"type": "http", "method": method, "path": "/search", "headers": headers or HEADERS}
+
+
+async def _ask(guard: Guard, receive: Receive | None = None) -> tuple[int, dict[bytes, bytes]]:
+    sent: list[Message] = []
+
+    async def nothing() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await guard(_scope(), receive or nothing, send)
+    return sent[0]["status"], dict(sent[0]["headers"])
+
+
+async def _ok(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_requests_beyond_the_queue_are_told_to_come_back() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+        running = 0
+        most = 0
+
+        async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await release.wait()
+            running -= 1
+            await _ok(scope, receive, send)
+
+        guard = Guard(slow, Limits(concurrent=2, waiting=3), Metrics())
+        asked = [asyncio.create_task(_ask(guard)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        refused = [task.result() for task in asked if task.done()]
+        assert [status for status, _ in refused] == [503] * 3
+        assert all(headers[b"retry-after"] == b"1" for _, headers in refused)
+        release.set()
+        statuses = [status for status, _ in await asyncio.gather(*asked)]
+        assert sorted(statuses) == [200] * 5 + [503] * 3
+        assert most == 2
+        assert (await _ask(guard))[0] == 200  # the slots are free again
+
+    asyncio.run(scenario())
+
+
+def test_slow_upload_and_slow_work_end() -> None:
+    async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        await _ok(scope, receive, send)
+
+    async def working(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await asyncio.sleep(60)
+
+    async def trickle() -> Message:
+        await asyncio.sleep(0.02)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def scenario() -> None:
+        limits = Limits(timeout=0.2)
+        assert (await _ask(Guard(reading, limits, Metrics()), trickle))[0] == 408
+        metrics = Metrics()
+        assert (await _ask(Guard(working, limits, metrics)))[0] == 503
+        assert 'sscd_vec_refused_total{reason="timeout"} 1' in metrics.render()
+
+    asyncio.run(scenario())
+
+
+class _Held:
+    """A handler that waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.batches: list[list[Any]] = []
+
+    def __call__(self, items: Sequence[Any]) -> list[Any]:
+        self.gate.wait(10)
+        self.batches.append(list(items))
+        return [ValueError("bad item") if item == "bad" else item * 2 for item in items]
+
+
+def test_waiting_requests_share_a_batch() -> None:
+    held = _Held()
+    worker = Worker({"double": held}, Metrics(), batch=4, waiting=50)
+
+    async def scenario() -> list[Any]:
+        first = asyncio.create_task(worker.ask("double", 0))
+        await asyncio.sleep(0.1)
+        rest = [asyncio.create_task(worker.ask("double", n)) for n in range(1, 10)]
+        await asyncio.sleep(0.05)
+        held.gate.set()
+        return list(await asyncio.gather(first, *rest))
+
+    assert asyncio.run(scenario()) == [2 * n for n in range(10)]
+    assert [len(batch) for batch in held.batches] == [1, 4, 4, 1]
+    worker.close()
+
+
+def test_one_bad_item_fails_alone_and_kinds_do_not_mix() -> None:
+    held = _Held()
+    other = _Held()
+    held.gate.set()
+    other.gate.set()
+    worker = Worker({"double": held, "other": other}, Metrics(), patience=0.05)
+
+    async def scenario() -> list[Any]:
+        return list(
+            await asyncio.gather(
+                *(worker.ask("double", x) for x in (1, "bad", 3)),
+                worker.ask("other", 5),
+                worker.ask("double", 7),
+                return_exceptions=True,
+            )
+        )
+
+    answers = asyncio.run(scenario())
+    assert isinstance(answers[1], ValueError)
+    assert [answers[0], answers[2], answers[3], answers[4]] == [2, 6, 10, 14]
+    assert other.batches == [[5]]
+    worker.close()
+
+
+def test_full_queue_and_given_up_requests() -> None:
+    held = _Held()
+    worker = Worker({"double": held}, Metrics(), waiting=2)
+
+    async def scenario() -> None:
+        tasks = [asyncio.create_task(worker.ask("double", 0))]
+        await asyncio.sleep(0.1)  # taken by the thread
+        tasks += [asyncio.create_task(worker.ask("double", n)) for n in (1, 2)]
+        await asyncio.sleep(0.02)
+        with pytest.raises(Refused) as refusal:
+            await worker.ask("double", 3)
+        assert refusal.value.status == 503
+        tasks[1].cancel()
+        await asyncio.sleep(0.02)
+        held.gate.set()
+        assert await tasks[0] == 0 and await tasks[2] == 4
+
+    asyncio.run(scenario())
+    assert held.batches == [[0], [2]]  # nobody waits for 1 any more
+    start = time.monotonic()
+    worker.close()
+    assert time.monotonic() - start < 5
+
+
+def test_metrics_escape_and_accumulate() -> None:
+    metrics = Metrics()
+    metrics.requests.add(path='a"b\\c\nd', status="200")
+    metrics.seconds.observe(0.03, path="/x")
+    metrics.seconds.observe(100.0, path="/x")
+    text = metrics.render()
+    assert 'path="a\\"b\\\\c\\nd"' in text
+    assert 'sscd_vec_request_seconds_bucket{path="/x",le="0.025"} 0' in text
+    assert 'sscd_vec_request_seconds_bucket{path="/x",le="0.05"} 1' in text
+    assert 'sscd_vec_request_seconds_bucket{path="/x",le="+Inf"} 2' in text
+    assert 'sscd_vec_request_seconds_sum{path="/x"} 100.03' in text

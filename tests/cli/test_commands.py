@@ -1,0 +1,372 @@
+"""Each command as a user runs it, in an empty folder."""
+
+import base64
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from sscd_vec.cli import app
+from sscd_vec.normalize import Normalizer
+from tests.cli.conftest import small
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SSCD_VEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def photos(tmp_path: Path, drawn: Path) -> Path:
+    return Path(shutil.copytree(drawn, tmp_path / "photos"))
+
+
+def run(*arguments: object, code: int = 0) -> Any:  # noqa: ANN401 - a JSON document
+    result = CliRunner().invoke(app, [str(a) for a in (*arguments, "--json")])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def fails(*arguments: object, code: int = 1) -> str:
+    """What a command that fails says on standard error; it prints no result."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def names(matches: list[dict[str, Any]]) -> list[str]:
+    return [Path(match["id"]).name for match in matches]
+
+
+# ---------------------------------------------------------------------- index and search
+
+
+@pytest.mark.parametrize("bank", ["bank.faiss", "bank.db"])
+def test_index_search_change_and_prune(bank: str, photos: Path, model: Path) -> None:
+    first = run("index", photos, "--to", bank, "--model", model)
+    assert (first["added"], first["unchanged"], first["pictures"]) == (14, 0, 14)
+    again = run("index", photos, "--to", bank)
+    assert (again["added"], again["unchanged"]) == (0, 14)
+
+    small(2).resize((90, 70)).save("query.png")
+    answer = run("search", "query.png", "--in", bank, "-k", 3)
+    matches = answer["results"][0]["matches"]
+    assert set(names(matches)[:2]) == {"photo-2.jpg", "copy-2.jpg"}
+    assert matches[0]["copy"] and not matches[2]["copy"]
+
+    (photos / "photo-3.jpg").unlink()
+    small(77).save(photos / "photo-4.jpg")  # another picture under an old name
+    small(78).save(photos / "new.png")
+    kept = run("index", photos, "--to", bank)
+    assert (kept["added"], kept["removed"], kept["pictures"]) == (2, 0, 15)
+    pruned = run("index", photos, "--to", bank, "--prune")
+    assert (pruned["added"], pruned["removed"], pruned["pictures"]) == (0, 1, 14)
+    small(77).save("changed.png")
+    best = run("search", "changed.png", "--in", bank)["results"][0]["matches"][0]
+    assert Path(best["id"]).name == "photo-4.jpg" and best["copy"]
+    small(3).save("removed.png")
+    gone = run("search", "removed.png", "--in", bank)["results"][0]["matches"]
+    assert "photo-3.jpg" not in names(gone)
+
+
+def test_prune_spares_what_was_not_asked_for(photos: Path, model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    small(50).save(other / "x.png")
+    run("index", photos, other, "--to", "bank.faiss", "--model", model)
+    shutil.rmtree(other)
+    assert run("index", photos, "--to", "bank.faiss", "--prune")["removed"] == 0
+
+
+def test_interrupted_index_goes_on(
+    photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sscd_vec import encode_files
+    from sscd_vec.encoder import Encoder
+
+    monkeypatch.setattr(encode_files, "PART", 4)
+    real, calls = Encoder.encode, []
+
+    def third_time_stopped(self: Encoder, inputs: Any, **options: Any) -> Any:  # noqa: ANN401
+        calls.append(len(inputs))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, inputs, **options)
+
+    monkeypatch.setattr(Encoder, "encode", third_time_stopped)
+    said = fails("index", photos, "--to", "bank.faiss", "--model", model, code=130)
+    assert "interrupted" in said
+    after = run("index", photos, "--to", "bank.faiss")
+    assert (after["added"], after["unchanged"]) == (6, 8)
+    assert calls == [4, 4, 4, 4, 2]
+
+
+def test_cache_spares_encoding(photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("index", photos, "--to", "a.faiss", "--model", model)
+    from sscd_vec.encoder import Encoder
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("encoded again")
+
+    monkeypatch.setattr(Encoder, "encode", never)
+    assert run("index", photos, "--to", "b.faiss", "--model", model)["added"] == 14
+    again = ["index", str(photos), "--to", "c.faiss", "--model", str(model), "--no-cache"]
+    assert isinstance(CliRunner().invoke(app, again).exception, AssertionError)
+
+
+def test_messy_folder(photos: Path, model: Path, tmp_path: Path) -> None:
+    (photos / "empty.jpg").touch()
+    (photos / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200))
+    (photos / "text.png").write_text("not an image")
+    (photos / "notes.txt").write_text("ignored")
+    (photos / "video.mp4").write_bytes(bytes(100))
+    (photos / "truncated.jpg").write_bytes((photos / "photo-1.jpg").read_bytes()[:900])
+    os.symlink(photos, photos / "loop")
+    os.symlink("nowhere.jpg", photos / "dangling.jpg")
+    os.mkfifo(photos / "pipe.jpg")
+    os.link(photos / "photo-1.jpg", photos / "hardlink.jpg")
+    odd = ["ünï 日本.jpg", "new\nline.jpg", "tab\t.jpg", "quote'\".jpg", "-k.jpg", " .jpg"]
+    for seed, name in enumerate(odd, 60):
+        small(seed).save(photos / name)
+    raw = os.path.join(os.fsencode(photos), b"latin-\xe9.jpg")
+    shutil.copy(os.fsencode(photos / odd[0]), raw)
+    small(90).save(photos / "no_ending", "PNG")
+    deep = photos.joinpath(*(["deep"] * 40))
+    deep.mkdir(parents=True)
+    small(91).save(deep / "x.png")
+
+    done = run("index", photos, "--to", "bank.db", "--model", model, code=3)
+    assert done["added"] == 14 + len(odd) + 3
+    reasons = {Path(entry["path"]).name: entry["reason"] for entry in done["unreadable"]}
+    assert set(reasons) == {"empty.jpg", "IMG_1.HEIC", "text.png", "truncated.jpg"}
+    assert all(reasons.values())
+    assert run("index", photos, "--to", "bank.db", code=3)["added"] == 0
+    small(61).save("q.png")
+    best = run("search", "q.png", "--in", "bank.db")["results"][0]["matches"][0]
+    assert best["id"].endswith("new\nline.jpg")
+    piped = CliRunner().invoke(app, ["search", "q.png", "--in", "bank.db", "-k", "1"])
+    assert len(piped.stdout.splitlines()) == 1 and "new\\nline.jpg" in piped.stdout
+
+    found = run("dedup", photos, "--model", model, "--no-heatmaps", code=3)
+    grouped = [
+        {Path(member["path"]).name for member in group["members"]} for group in found["groups"]
+    ]
+    assert {odd[0], "latin-\\xe9.jpg"} in grouped
+    assert not any("hardlink.jpg" in group and "photo-1.jpg" in group for group in grouped)
+
+
+def test_search_says_what_is_wrong(photos: Path, model: Path) -> None:
+    absent = fails("search", photos, "--in", "nothing.faiss")
+    assert absent.startswith("error: there is no bank at nothing.faiss")
+    assert "expected NAME.faiss" in fails("index", photos, "--to", "b.txt", "--model", model)
+    assert "no such file or folder" in fails("index", "absent", "--to", "b.faiss")
+    assert "no model to work with" in fails(
+        "index", photos, "--to", "b.faiss", "--model", "does/not/exist"
+    )
+    run("index", photos / "photo-1.jpg", "--to", "bank.faiss", "--model", model)
+    other = fails("index", photos, "--to", "bank.faiss", "--tiles", 2)
+    assert "made with --tiles 1, got 2" in other
+
+
+def test_exit_code_of_search(photos: Path, model: Path) -> None:
+    run("index", photos, "--to", "bank.faiss", "--model", model)
+    small(300).save("unknown.png")
+    nothing = run("search", "unknown.png", "--in", "bank.faiss", "--exit-code", code=4)
+    assert not any(match["copy"] for match in nothing["results"][0]["matches"])
+    run("search", photos / "photo-1.jpg", "--in", "bank.faiss", "--exit-code", code=0)
+    low = run("search", "unknown.png", "--in", "bank.faiss", "--threshold", -1, "--exit-code")
+    assert low["threshold"] == -1 and low["results"][0]["matches"][0]["copy"]
+
+
+def test_heatmap_of_search_and_compare(photos: Path, model: Path) -> None:
+    run("index", photos, "--to", "bank.faiss", "--model", model)
+    run("search", photos / "copy-5.jpg", "--in", "bank.faiss", "--heatmap", "heat.png")
+    with Image.open("heat.png") as image:
+        assert image.height == 480 and image.width > 480
+    same = run(
+        "compare", photos / "photo-2.jpg", photos / "copy-2.jpg", "--model", model,
+        "--heatmap", "pair.jpg",
+    )  # fmt: skip
+    assert same["copy"] and same["score"] > same["threshold"] and Path("pair.jpg").exists()
+    other = run(
+        "compare", photos / "photo-2.jpg", photos / "photo-3.jpg", "--model", model,
+        "--exit-code", code=4,
+    )  # fmt: skip
+    assert not other["copy"] and other["score"] < same["score"]
+
+
+def test_tiles_find_a_part(photos: Path, model: Path) -> None:
+    page = Image.new("RGB", (400, 300), (250, 250, 250))
+    page.paste(small(8).resize((200, 150)), (0, 0))
+    page.paste(small(200).resize((200, 150)), (200, 150))
+    page.paste(small(201).resize((200, 150)), (0, 150))
+    page.save("collage.png")
+    run("index", photos, "--to", "bank.faiss", "--model", model)
+    whole = run("search", "collage.png", "--in", "bank.faiss")
+    tiled = run("search", "collage.png", "--in", "bank.faiss", "--tiles", 2)
+    best = tiled["results"][0]["matches"][0]
+    assert Path(best["id"]).name == "photo-8.jpg" and best["copy"]
+    calibrated = Normalizer.load(model / "normalizer.safetensors")
+    assert tiled["threshold"] == calibrated.threshold("tiled")
+    assert whole["threshold"] == calibrated.threshold("search")
+    before = {match["id"]: match["score"] for match in whole["results"][0]["matches"]}
+    assert best["score"] > before.get(best["id"], -1.0)
+
+    run("index", photos, "--to", "tiled.faiss", "--tiles", 2, "--model", model)
+    crop = small(6).crop((0, 0, 100, 75))
+    crop.save("crop.png")
+    part = run("search", "crop.png", "--in", "tiled.faiss", "-k", 4)["results"][0]["matches"]
+    assert Path(part[0]["id"]).name == "photo-6.jpg"
+    assert len({match["id"] for match in part}) == len(part) == 4
+
+
+# ---------------------------------------------------------------------- dedup
+
+
+def grouped(document: dict[str, Any]) -> set[frozenset[str]]:
+    return {
+        frozenset(Path(member["path"]).name for member in group["members"])
+        for group in document["groups"]
+    }
+
+
+EXPECTED = {
+    frozenset({"photo-2.jpg", "copy-2.jpg"}),
+    frozenset({"photo-5.jpg", "copy-5.jpg", "captioned-5.jpg"}),
+    frozenset({"photo-7.jpg", "copy-7.jpg"}),
+}
+
+
+def test_dedup_groups_report_and_csv(photos: Path, model: Path) -> None:
+    found = run(
+        "dedup", photos, "--model", model, "--report", "out/copies.html", "--csv", "copies.csv"
+    )
+    assert grouped(found) == EXPECTED
+    assert found["scanned"] == 14 and not found["unreadable"]
+    for group in found["groups"]:
+        kept = [Path(m["path"]).name for m in group["members"] if m["keep"]]
+        assert len(kept) == 1 and not kept[0].startswith("copy")
+        assert all(m["score"] >= found["threshold"] for m in group["members"] if not m["keep"])
+    page = Path("out/copies.html").read_text()
+    index = json.loads(re.search(r'id="index">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert len(index["groups"]) == 3 and index["scanned"] == 14
+    heat = index["groups"][0]["members"][1]["heatmap"]
+    assert max(heat["width"], heat["height"]) == 20
+    assert len(base64.b64decode(heat["values"])) == heat["width"] * heat["height"]
+    with open("copies.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 7 and sum(int(row["keep"]) for row in rows) == 3
+
+
+def test_dedup_moves_only_when_told(photos: Path, model: Path) -> None:
+    before = sorted(path.name for path in photos.iterdir())
+    planned = run("dedup", photos, "--model", model, "--move-to", "copies")
+    assert planned["dry_run"] and len(planned["actions"]) == 4
+    assert sorted(path.name for path in photos.iterdir()) == before and not Path("copies").exists()
+    Path("copies").mkdir()
+    Path("copies/copy-2.jpg").write_text("precious")
+    done = run("dedup", photos, "--model", model, "--move-to", "copies", "--do-it")
+    assert not done["dry_run"]
+    moved = sorted(path.name for path in Path("copies").iterdir())
+    assert len(moved) == 5 and "copy-2 (1).jpg" in moved
+    assert Path("copies/copy-2.jpg").read_text() == "precious"
+    left = sorted(path.name for path in photos.iterdir())
+    assert len(left) == 10 and len(left) + len(moved) - 1 == len(before)
+    assert grouped(run("dedup", photos, "--model", model)) == set()
+
+
+def test_dedup_hardlinks_only_equal_files(photos: Path, model: Path) -> None:
+    shutil.copy(photos / "photo-1.jpg", photos / "same.jpg")
+    done = run("dedup", photos, "--model", model, "--hardlink", "--do-it")
+    assert len(done["actions"]) == 1
+    assert os.path.samefile(photos / "photo-1.jpg", photos / "same.jpg")
+    assert not os.path.samefile(photos / "photo-2.jpg", photos / "copy-2.jpg")
+    assert (photos / "same.jpg").read_bytes() == (photos / "photo-1.jpg").read_bytes()
+    again = run("dedup", photos, "--model", model, "--hardlink")
+    assert again["actions"] == [] and grouped(again) == EXPECTED
+
+
+def test_dedup_of_nothing(tmp_path: Path, model: Path) -> None:
+    empty = tmp_path / "nothing"
+    empty.mkdir()
+    found = run("dedup", empty, "--model", model, "--report", "r.html")
+    assert found["groups"] == [] and Path("r.html").exists()
+
+
+# ---------------------------------------------------------------------- the program
+
+
+def _program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401
+    return subprocess.run(
+        [sys.executable, "-m", "sscd_vec", *arguments], capture_output=True, text=True, **options
+    )
+
+
+def test_help_is_light_and_teaches() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from sscd_vec.cli import app, main; sys.argv = ['sscd-vec', '--help']\n"
+            "try: main()\nexcept SystemExit: pass\n"
+            "print([m for m in ('torch', 'faiss', 'pymilvus', 'PIL') if m in sys.modules])",
+        ],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.rstrip().endswith("[]")
+    for word in ("demo", "dedup", "index", "search", "compare", "serve", "Exit codes"):
+        assert word in done.stdout
+
+
+def test_errors_are_one_line_with_exit_codes(tmp_path: Path) -> None:
+    missing = _program("search", "x.jpg", "--in", "nothing.faiss")
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("error: ") and "Traceback" not in missing.stderr
+    wrong = _program("index")
+    assert wrong.returncode == 2
+    full = _program("search", "x.jpg", "--in", "n.faiss", env={**os.environ, "SSCD_VEC_DEBUG": "1"})
+    assert "Traceback" in full.stderr
+
+
+def test_eval_of_predictions_and_of_folders(photos: Path, model: Path, tmp_path: Path) -> None:
+    Path("truth.csv").write_text("query_id,reference_id\nq1,r1\nq2,r2\nq3,\n")
+    Path("mine.csv").write_text("query_id,reference_id,score\nq1,r1,0.9\nq3,r9,0.8\nq2,r2,0.7\n")
+    found = run("eval", "truth.csv", "--predictions", "mine.csv")
+    assert found["micro_ap"] == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+    assert "give --predictions" in fails("eval", "truth.csv")
+
+    for folder, prefix in (("queries", "copy"), ("references", "photo")):
+        (tmp_path / folder).mkdir()
+        for path in photos.glob(f"{prefix}-*.jpg"):
+            shutil.copy(path, tmp_path / folder)
+    lines = [f"copy-{n},photo-{n}" for n in (2, 5, 7)]
+    Path("truth.csv").write_text("\n".join(["query_id,reference_id", *lines]) + "\n")
+    folders = run(
+        "eval", "truth.csv", "--queries", "queries", "--references", "references",
+        "--model", model, "--write", "out.csv",
+    )  # fmt: skip
+    assert folders["accuracy_at_1"] == 1.0 and folders["micro_ap"] > 0.9
+    assert run("eval", "truth.csv", "--predictions", "out.csv") == folders
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run("demo", "here")
+    assert found["copies"] == 24 and found["copies_found"] >= 12
+    assert found["false_matches"] <= 1
+    for match in found["matches"]:
+        assert match["score_faiss"] == pytest.approx(match["score_milvus"], abs=2e-4)
+    assert found["groups"] >= 6
+    assert (tmp_path / "here" / "report.html").stat().st_size > 50_000
+    originals = [m for m in found["matches"] if m["edit"] == "resaved"]
+    assert originals and all(match["right"] for match in originals)

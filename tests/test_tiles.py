@@ -1,0 +1,46 @@
+"""Crops and how their hits are merged."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sscd_vec.tiles import best_by_image, crop_count, crops, image_of, tile_id
+
+
+def test_crops_of_half_the_side() -> None:
+    pixels = np.arange(120 * 200 * 3, dtype=np.uint32).reshape(120, 200, 3).astype(np.uint8)
+    views = crops(pixels, 2)
+    assert len(views) == crop_count(2) == 10
+    assert views[0] is pixels
+    assert all(view.shape == (60, 100, 3) for view in views[1:])
+    assert (views[1] == pixels[:60, :100]).all()
+    assert (views[5] == pixels[30:90, 50:150]).all()  # the centre
+    assert (views[9] == pixels[60:, 100:]).all()
+
+
+def test_every_pixel_is_in_a_crop() -> None:
+    for n in (2, 3, 4):
+        numbers = np.arange(131 * 133).reshape(131, 133)
+        pixels = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], 2).astype(np.uint8)
+        seen = {tuple(p) for view in crops(pixels, n)[1:] for p in view.reshape(-1, 3).tolist()}
+        assert len(seen) == 131 * 133
+        assert len(crops(pixels, n)) == crop_count(n)
+
+
+def test_small_images_and_one_tile_stay_whole() -> None:
+    assert len(crops(np.zeros((40, 400, 3), np.uint8), 2)) == 1
+    assert len(crops(np.zeros((400, 400, 3), np.uint8), 1)) == crop_count(1) == 1
+    with pytest.raises(ValueError, match="at least 1"):
+        crops(np.zeros((40, 40, 3), np.uint8), 0)
+
+
+@given(st.text(min_size=1), st.integers(0, 100))
+def test_ids_come_back(name: str, crop: int) -> None:
+    if crop or image_of(name) == name:  # a name that ends like a crop's is one only as itself
+        assert image_of(tile_id(name, crop)) == name
+
+
+def test_best_score_of_each_image() -> None:
+    hits = [("a#tile=3", 0.4), ("b", 0.5), ("a", 0.1), ("a#tile=1", 0.6), ("c#tile=x", 0.2)]
+    assert best_by_image(hits) == [("a", 0.6), ("b", 0.5), ("c#tile=x", 0.2)]
