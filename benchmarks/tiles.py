@@ -19,7 +19,8 @@ from photos import Photo, find_photos
 from timing import interleaved
 
 from sscd_vec import Encoder, Normalizer
-from sscd_vec.tiles import crop_count, crops
+from sscd_vec.encode_files import describe_pixels
+from sscd_vec.tiles import crop_count
 
 RATE = 1e-4
 
@@ -51,9 +52,7 @@ def main() -> None:
     for kind in KINDS:
         queries = list(compose(references.tolist(), others.tolist(), kind))
         arrays = [np.asarray(query.image) for query in queries]
-        asked_views = {
-            n: [encoder.encode(crops(a, n), show_progress=False) for a in arrays] for n in plain
-        }
+        asked_views = {n: _described(encoder, arrays, n) for n in plain}
         rows = np.arange(len(queries))
         recall = {}
         for name, q, bank in (
@@ -78,9 +77,7 @@ def main() -> None:
     timings = interleaved(
         {
             "whole": lambda: encoder.encode(sample, show_progress=False),
-            "tiled": lambda: [
-                encoder.encode(crops(a, asked.tiles), show_progress=False) for a in sample
-            ],
+            "tiled": lambda: _described(encoder, sample, asked.tiles),
         },
         rounds=3,
     )
@@ -93,8 +90,16 @@ def main() -> None:
 
 
 def _views(encoder: Encoder, photos: list[Photo], n: int) -> list[NDArray[np.float32]]:
+    return _described(encoder, [np.asarray(photo.image()) for photo in photos], n)
+
+
+def _described(
+    encoder: Encoder, images: list[NDArray[np.uint8]], n: int, part: int = 16
+) -> list[NDArray[np.float32]]:
     return [
-        encoder.encode(crops(np.asarray(photo.image()), n), show_progress=False) for photo in photos
+        rows
+        for start in range(0, len(images), part)
+        for rows in describe_pixels(encoder, images[start : start + part], n)
     ]
 
 

@@ -172,7 +172,7 @@ def _joined(parts: list[_Part]) -> _Part:
 
 
 def _row_pairs(z: Float32, biases: Float32, threshold: float, rows: slice, links: int) -> _Part:
-    parts: list[_Part] = []
+    parts = [_NOTHING]
     held = 0
     for first, second, value in _blocks(z, biases, threshold, rows):
         parts.append((first, second, value))
@@ -187,10 +187,12 @@ def _blocks(z: Float32, biases: Float32, threshold: float, rows: slice) -> Itera
     for start in range(rows.start, len(z), COLUMNS):
         columns = slice(start, min(start + COLUMNS, len(z)))
         block = z[rows] @ z[columns].T
-        block -= biases[rows, None]
         # One pass with the row's bias; the few that remain are checked against the column's.
-        row, column = np.nonzero(block >= threshold)
-        value = block[row, column] + biases[rows][row]
+        near = block >= threshold + biases[rows, None]
+        if not near.any():
+            continue
+        row, column = np.nonzero(near)
+        value = block[row, column]
         row, column = row + rows.start, column + columns.start
         value -= np.maximum(biases[row], biases[column])
         keep = (column > row) & (value >= threshold)

@@ -4,21 +4,27 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image, ImageFilter
 
-from sscd_vec.cli.pictures import draw
+from sscd_vec.cli.pictures import EDITS, draw
 from sscd_vec.quality import keep, look, sharpness
 
 
-def test_sharp_original_beats_enlarged_blurred_and_small(tmp_path: Path) -> None:
-    original = draw(8)
+@pytest.mark.parametrize("seed", [1, 7, 8, 11])
+def test_sharp_original_beats_its_edits(seed: int, tmp_path: Path) -> None:
+    original = draw(seed)
     original.save(tmp_path / "original.png")
     original.resize((150, 110)).resize(original.size).save(tmp_path / "enlarged.png")
     original.filter(ImageFilter.GaussianBlur(2)).save(tmp_path / "blurred.png")
     original.resize((200, 150)).save(tmp_path / "small.png")
-    names = ["enlarged", "blurred", "original", "small"]
-    pictures = [look(tmp_path / f"{name}.png") for name in names]
-    assert names[keep(pictures)] == "original"
+    rng = np.random.default_rng(0)
+    EDITS["captioned"](original, rng).save(tmp_path / "captioned.jpg", quality=85)
+    EDITS["framed"](original, rng).save(tmp_path / "framed.jpg", quality=85)
+    names = ["enlarged.png", "blurred.png", "original.png", "small.png", "captioned.jpg"]
+    names.append("framed.jpg")
+    pictures = [look(tmp_path / name) for name in names]
+    assert names[keep(pictures)] == "original.png"
 
 
 def test_larger_file_then_shorter_path_breaks_ties(tmp_path: Path) -> None:

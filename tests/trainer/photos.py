@@ -1,4 +1,4 @@
-"""Generated photos: random patterns under random shapes, all different, none of them real."""
+"""Generated photos: tiles and shapes, each in its own palette, all different, none real."""
 
 import io
 import tarfile
@@ -10,26 +10,15 @@ from PIL import Image, ImageDraw, ImageFilter
 
 def photo(seed: int, width: int = 96, height: int = 96) -> Image.Image:
     random = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width] / min(width, height)
-    pattern = np.zeros((height, width))
-    for _ in range(2):
-        frequency = random.uniform(2, 16)
-        turn = random.uniform(0, np.pi)
-        along, across = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
-        centre_x, centre_y = random.uniform(0, 1, 2)
-        waves = (
-            np.sin(2 * np.pi * frequency * along),
-            np.sin(2 * np.pi * frequency * along) * np.sin(2 * np.pi * frequency * across),
-            np.sin(2 * np.pi * frequency * np.hypot(x - centre_x, y - centre_y)),
-        )[int(random.integers(3))]
-        pattern += np.sign(waves) if random.random() < 0.5 else waves
-    mix = (np.clip(pattern / 2, -1, 1)[..., None] + 1) / 2
-    colours = random.uniform(0, 255, (2, 3))
-    pixels = (mix * colours[0] + (1 - mix) * colours[1]).astype(np.uint8)
-    image = Image.fromarray(pixels)
+    palette = random.integers(0, 256, (4, 3))
+    cells = int(random.integers(2, 9))
+    coarse = palette[random.integers(0, 4, (cells, cells))].astype(np.uint8)
+    smooth = random.random() < 0.5
+    resampling = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    image = Image.fromarray(coarse).resize((width, height), resampling)
     pen = ImageDraw.Draw(image)
     for _ in range(int(random.integers(1, 5))):
-        colour = tuple(int(c) for c in random.integers(0, 256, 3))
+        colour = tuple(int(c) for c in palette[random.integers(4)])
         left, top = random.uniform(0, 0.8, 2) * (width, height)
         wide, high = random.uniform(0.1, 0.4, 2) * (width, height)
         draw = pen.ellipse if random.random() < 0.5 else pen.rectangle

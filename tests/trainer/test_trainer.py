@@ -62,11 +62,11 @@ def test_a_real_run_learns_to_find_copies(photos: Path, tmp_path: Path) -> None:
         inference_size=48,
         size_mode="square",
         batch=64,
-        steps=100,
+        steps=60,
         optimizer="adamw",
-        learning_rate=0.01,
-        entropy_weight=3.0,
-        ema=0.9,
+        learning_rate=0.005,
+        entropy_weight=1.0,
+        ema=0.5,
         recipe={
             "crop_area": [0.3, 1.0],
             "brightness": 0.4,
@@ -76,16 +76,16 @@ def test_a_real_run_learns_to_find_copies(photos: Path, tmp_path: Path) -> None:
             "grayscale": 0.1,
         },
         holdout=0.3,
-        validate_every=50,
+        validate_every=30,
     )
     result = Trainer(config, device="cpu").fit(photos, tmp_path, show_progress=False)
     assert result.finished and result.best is not None
     lines = read_metrics(tmp_path / "metrics.jsonl")
     initial = lines[0]["initial_micro_ap"]
     last = [line["micro_ap"] for line in lines if "micro_ap" in line][-1]
-    assert last > 1.3 * initial and last > initial + 0.1
+    assert last > 2 * initial and last > initial + 0.15
     steps = [line for line in lines if "total" in line]
-    assert [line["step"] for line in steps] == list(range(100))
+    assert [line["step"] for line in steps] == list(range(60))
     assert steps[-1]["info_nce"] < steps[0]["info_nce"] - 0.5
 
     # What was written is the encoder that was validated, and every record a person looks at.
