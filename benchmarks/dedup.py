@@ -33,9 +33,10 @@ from photos import find_photos
 from PIL import Image
 from timing import interleaved
 
-from sscd_vec import Encoder, Normalizer, dedup
-from sscd_vec.dedup_files import find_copies
-from sscd_vec.descriptor_cache import DescriptorCache
+from sscd_vec import Encoder, Normalizer
+from sscd_vec.photos import dedup
+from sscd_vec.photos.dedup_files import find_copies
+from sscd_vec.photos.descriptor_cache import DescriptorCache
 
 DIM = 512
 LOOP = 300  # images of the Python loop

@@ -19,8 +19,8 @@ from photos import Photo, find_photos
 from timing import interleaved
 
 from sscd_vec import Encoder, Normalizer
-from sscd_vec.encode_files import describe_pixels
-from sscd_vec.tiles import crop_count
+from sscd_vec.photos.encode_files import describe_pixels
+from sscd_vec.photos.tiles import crop_count
 
 RATE = 1e-4
 

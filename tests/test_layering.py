@@ -43,6 +43,13 @@ ROOMS: dict[str, set[str]] = {
         "sscd_vec.plots",
     },
     "adapters": {"numpy", "safetensors", "sscd_vec.normalize"},
+    "photos": {
+        "numpy",
+        "PIL",
+        "sscd_vec.adapters",
+        "sscd_vec.encoder",
+        "sscd_vec.normalize",
+    },
     "metrics.py": {"numpy", "sscd_vec.predictions"},
     "predictions.py": {"numpy"},
     "plots.py": {"numpy", "matplotlib"},

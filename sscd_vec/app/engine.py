@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from sscd_vec.app.limits import Refused
 from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.uploads import Pixels, encode_jpeg
-from sscd_vec.bank import UPLOADS, Bank, Hit
 from sscd_vec.encoder.images import ImageError, load_pixels
-from sscd_vec.heat_grid import IMAGE_SIDE, reduced
-from sscd_vec.pictures_table import file_state
-from sscd_vec.quality import THUMBNAIL_SIDE, thumbnail
-from sscd_vec.tiles import crops
+from sscd_vec.photos.bank import UPLOADS, Bank, Hit
+from sscd_vec.photos.heat_grid import IMAGE_SIDE, reduced
+from sscd_vec.photos.pictures_table import file_state
+from sscd_vec.photos.quality import THUMBNAIL_SIDE, thumbnail
+from sscd_vec.photos.tiles import crops
 
 Float32 = NDArray[np.float32]
 

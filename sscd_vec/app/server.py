@@ -14,7 +14,7 @@ from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.openapi import describe
 from sscd_vec.app.uploads import Pixels, decode
 from sscd_vec.app.worker import Worker
-from sscd_vec.heat_grid import grid
+from sscd_vec.photos.heat_grid import grid
 
 try:
     from starlette.applications import Starlette

@@ -26,7 +26,7 @@ from sscd_vec.cli.console import (
 from sscd_vec.cli.search import ThresholdOption
 
 if TYPE_CHECKING:
-    from sscd_vec.dedup_files import Copies
+    from sscd_vec.photos.dedup_files import Copies
 
 
 def dedup(
@@ -67,9 +67,9 @@ def dedup(
         sscd-vec dedup ~/photos --move-to ~/copies --do-it
     """
     from sscd_vec.cli.session import need_threshold, open_cache, open_encoder, open_normalizer
-    from sscd_vec.dedup_files import Progress, find_copies
-    from sscd_vec.folder import shown
-    from sscd_vec.report import write_report
+    from sscd_vec.photos.dedup_files import Progress, find_copies
+    from sscd_vec.photos.folder import shown
+    from sscd_vec.photos.report import write_report
 
     if move_to is not None and hardlink:
         raise Failure("choose one of --move-to and --hardlink")
@@ -115,7 +115,7 @@ def dedup(
 
 def rows_of(found: "Copies") -> list[tuple[int, str, float | None, bool, int, int, int]]:
     """One row per file: group, path, score with the one to keep, keep, bytes, width, height."""
-    from sscd_vec.folder import shown
+    from sscd_vec.photos.folder import shown
 
     rows: list[tuple[int, str, float | None, bool, int, int, int]] = []
     for number, group in enumerate(found.groups, 1):
@@ -141,7 +141,7 @@ def _actions(
     found: "Copies", move_to: Path | None, hardlink: bool, dry_run: bool
 ) -> list[dict[str, str]]:
     """Move or link the copies, or say what would be done."""
-    from sscd_vec.folder import shown
+    from sscd_vec.photos.folder import shown
 
     done: list[dict[str, str]] = []
     if move_to is None and not hardlink:
@@ -231,7 +231,7 @@ def _document(
     dry_run: bool,
     unreadable: list[tuple[str, str]],
 ) -> dict[str, Any]:
-    from sscd_vec.folder import shown
+    from sscd_vec.photos.folder import shown
 
     groups: dict[int, list[dict[str, Any]]] = {}
     for group, path, score, keep, size, width, height in rows_of(found):

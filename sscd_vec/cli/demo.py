@@ -41,8 +41,8 @@ def demo(
     file; searches both for the rest; prints the matches and writes report.html with the groups
     of copies.
     """
-    from sscd_vec.bank import Bank, BankSettings
-    from sscd_vec.folder import find_images
+    from sscd_vec.photos.bank import Bank, BankSettings
+    from sscd_vec.photos.folder import find_images
 
     queries = _draw_pictures(folder)
     encoder, normalizer, label = _model()
@@ -164,8 +164,8 @@ def _write_report(
     report: Path, folder: Path, encoder: "Encoder", normalizer: "Normalizer", label: str
 ) -> int:
     from sscd_vec.cli.session import open_cache
-    from sscd_vec.dedup_files import find_copies
-    from sscd_vec.report import write_report
+    from sscd_vec.photos.dedup_files import find_copies
+    from sscd_vec.photos.report import write_report
 
     with open_cache(encoder, 1, wanted=False) as cache:
         found = find_copies(

@@ -108,8 +108,8 @@ def _describe(
     import numpy as np
 
     from sscd_vec.cli.session import open_cache
-    from sscd_vec.encode_files import describe_files
-    from sscd_vec.folder import Unreadable, find_images, shown
+    from sscd_vec.photos.encode_files import describe_files
+    from sscd_vec.photos.folder import Unreadable, find_images, shown
 
     problems: list[Unreadable] = []
     files = find_images([folder], problems.append)

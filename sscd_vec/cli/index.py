@@ -22,9 +22,9 @@ from sscd_vec.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from sscd_vec.bank import Bank
     from sscd_vec.encoder import Encoder
-    from sscd_vec.folder import ImageFile
+    from sscd_vec.photos.bank import Bank
+    from sscd_vec.photos.folder import ImageFile
 
 SAVE_EVERY = 60.0  # seconds between saves of a long run
 
@@ -77,8 +77,8 @@ def index(
         sscd-vec index ~/photos --to bank.faiss --prune
     """
     from sscd_vec.cli.session import open_cache, open_encoder
-    from sscd_vec.encode_files import describe_files
-    from sscd_vec.folder import Unreadable, find_images, shown
+    from sscd_vec.photos.encode_files import describe_files
+    from sscd_vec.photos.folder import Unreadable, find_images, shown
 
     problems: list[Unreadable] = []
     images = find_images(photos, problems.append)
@@ -147,9 +147,9 @@ def _open(
     device: str | None,
 ) -> tuple["Bank", "Encoder | None"]:
     """Open the bank, or make it, for which the model is needed."""
-    from sscd_vec.bank import Bank, BankSettings, exists
     from sscd_vec.cli.session import model_name, open_encoder, open_normalizer
     from sscd_vec.normalize import Normalizer
+    from sscd_vec.photos.bank import Bank, BankSettings, exists
 
     if exists(to, collection=collection, state=state):
         bank = Bank.open(to, collection=collection, state=state, token=token)

@@ -18,8 +18,8 @@ from sscd_vec.cli.console import (
 from sscd_vec.cli.index import CollectionOption, StateOption, TokenOption
 
 if TYPE_CHECKING:
-    from sscd_vec.bank import Hit
     from sscd_vec.encoder import Encoder
+    from sscd_vec.photos.bank import Hit
 
 ExitCodeOption = Annotated[
     bool, typer.Option("--exit-code", help="Exit with 4 if no copy is found.")
@@ -65,15 +65,17 @@ def search(
         sscd-vec search suspect.jpg --in bank.faiss
         sscd-vec search suspects/ --in bank.faiss --json
     """
-    from sscd_vec.bank import Bank
     from sscd_vec.cli.session import open_encoder, threshold_for
-    from sscd_vec.descriptor_cache import DescriptorCache
-    from sscd_vec.folder import Unreadable, find_images, shown
+    from sscd_vec.photos.bank import Bank
+    from sscd_vec.photos.descriptor_cache import DescriptorCache
+    from sscd_vec.photos.folder import Unreadable, find_images, shown
 
     problems: list[Unreadable] = []
     files = find_images(images, problems.append)
     opened = Bank.open(bank, collection=collection, state=state, token=milvus_token)
-    from sscd_vec.encode_files import describe_files  # loads torch: after what may fail at once
+    from sscd_vec.photos.encode_files import (
+        describe_files,  # loads torch: after what may fail at once
+    )
 
     encoder = open_encoder(opened.settings.model, device)
     opened.normalizer.check_encoder(encoder)

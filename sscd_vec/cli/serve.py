@@ -62,7 +62,7 @@ def serve(
             f"--host {host} opens the bank to other machines: set a --token too (or "
             "SSCD_VEC_TOKEN), and put TLS in front of it"
         )
-    from sscd_vec.bank import Bank
+    from sscd_vec.photos.bank import Bank
 
     opened = Bank.open(bank, collection=collection, state=state, token=milvus_token)
     try:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from sscd_vec.cli.console import Failure, say, warn
 
 if TYPE_CHECKING:
-    from sscd_vec.descriptor_cache import DescriptorCache
     from sscd_vec.encoder import Encoder
     from sscd_vec.normalize import Normalizer
     from sscd_vec.normalize.threshold import Kind
+    from sscd_vec.photos.descriptor_cache import DescriptorCache
 
 NORMALIZER_FILE = "normalizer.safetensors"
 
@@ -91,8 +91,8 @@ def need_threshold(normalizer: "Normalizer", kind: "Kind", given: float | None) 
 
 def open_cache(encoder: "Encoder", tiles: int, wanted: bool) -> "DescriptorCache":
     """The descriptors already known of this encoder, or a passing store in memory."""
-    from sscd_vec.descriptor_cache import DescriptorCache
     from sscd_vec.encoder import pretrained
+    from sscd_vec.photos.descriptor_cache import DescriptorCache
 
     if not wanted:
         return DescriptorCache(None)

@@ -11,11 +11,11 @@ from PIL import Image
 
 from sscd_vec.app.engine import Engine
 from sscd_vec.app.metrics import Metrics
-from sscd_vec.bank import Bank, BankSettings
 from sscd_vec.cli.pictures import draw
 from sscd_vec.encoder.images import ImageInput, load_pixels
-from sscd_vec.folder import find_images
 from sscd_vec.normalize import Normalizer
+from sscd_vec.photos.bank import Bank, BankSettings
+from sscd_vec.photos.folder import find_images
 
 SIDE = 8
 

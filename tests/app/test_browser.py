@@ -21,8 +21,8 @@ import uvicorn
 from sscd_vec.app.engine import Engine
 from sscd_vec.app.server import create_app
 from sscd_vec.cli.pictures import EDITS, draw
-from sscd_vec.quality import keep, look
-from sscd_vec.report import Copy, CopyGroup, write_report
+from sscd_vec.photos.quality import keep, look
+from sscd_vec.photos.report import Copy, CopyGroup, write_report
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

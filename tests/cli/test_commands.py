@@ -92,8 +92,8 @@ def test_prune_spares_what_was_not_asked_for(photos: Path, model: Path, tmp_path
 def test_interrupted_index_goes_on(
     photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sscd_vec import encode_files
     from sscd_vec.encoder import Encoder
+    from sscd_vec.photos import encode_files
 
     monkeypatch.setattr(encode_files, "PART", 4)
     real, calls = Encoder.encode, []

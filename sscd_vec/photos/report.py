@@ -19,9 +19,9 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.folder import shown
-from sscd_vec.heat_grid import grid
-from sscd_vec.quality import Picture
+from sscd_vec.photos.folder import shown
+from sscd_vec.photos.heat_grid import grid
+from sscd_vec.photos.quality import Picture
 
 Heatmap = NDArray[np.floating]  # (h, w), larger is more alike
 
@@ -124,7 +124,7 @@ def write_report(
             for group in groups
         ],
     }
-    page = files("sscd_vec").joinpath("report.html").read_text("utf-8")
+    page = files("sscd_vec.photos").joinpath("report.html").read_text("utf-8")
     # Each placeholder is filled once: what was filled in is never searched again.
     before, rest = page.split("@INDEX@")
     between, after = rest.split("@THUMBNAILS@")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sscd_vec import dedup
+from sscd_vec.photos import dedup
 
 
 def _unit(rows: NDArray[np.floating]) -> NDArray[np.float32]:

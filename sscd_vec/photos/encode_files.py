@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.descriptor_cache import DescriptorCache
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.images import ImageError, Pixels, load_pixels
-from sscd_vec.folder import ImageFile, Unreadable
-from sscd_vec.tiles import crops
+from sscd_vec.photos.descriptor_cache import DescriptorCache
+from sscd_vec.photos.folder import ImageFile, Unreadable
+from sscd_vec.photos.tiles import crops
 
 Float32 = NDArray[np.float32]
 PART = 64  # files encoded, kept and handed on at a time

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sscd_vec.folder import ImageFile
+from sscd_vec.photos.folder import ImageFile
 
 FORMAT = 1
 _COLUMNS = "key, id, path, size, modified, vectors"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sscd_vec.folder import Unreadable, find_images, shown
+from sscd_vec.photos.folder import Unreadable, find_images, shown
 
 JPEG = b"\xff\xd8\xff\xe0" + bytes(20)
 

@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.folder import ImageFile
+from sscd_vec.photos.folder import ImageFile
 
 Float32 = NDArray[np.float32]
 FORMAT = 1

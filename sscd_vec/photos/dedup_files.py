@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec import dedup
-from sscd_vec.descriptor_cache import DescriptorCache
-from sscd_vec.encode_files import describe_files
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.backends.fold import inference_copy
 from sscd_vec.encoder.heatmap import match_heatmap
 from sscd_vec.encoder.images import ImageError, Pixels, load_pixels
-from sscd_vec.folder import ImageFile, Unreadable, find_images
-from sscd_vec.heat_grid import IMAGE_SIDE, coarse, reduced
 from sscd_vec.normalize import Normalizer
-from sscd_vec.quality import Picture, keep, look
-from sscd_vec.report import Copy, CopyGroup
+from sscd_vec.photos import dedup
+from sscd_vec.photos.descriptor_cache import DescriptorCache
+from sscd_vec.photos.encode_files import describe_files
+from sscd_vec.photos.folder import ImageFile, Unreadable, find_images
+from sscd_vec.photos.heat_grid import IMAGE_SIDE, coarse, reduced
+from sscd_vec.photos.quality import Picture, keep, look
+from sscd_vec.photos.report import Copy, CopyGroup
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from sscd_vec.cli.pictures import EDITS, draw
-from sscd_vec.quality import keep, look, sharpness
+from sscd_vec.photos.quality import keep, look, sharpness
 
 
 @pytest.mark.parametrize("seed", [1, 7, 8, 11])

@@ -18,10 +18,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.folder import ImageFile
 from sscd_vec.normalize import Normalizer
-from sscd_vec.pictures_table import BankPicture, PicturesTable
-from sscd_vec.tiles import best_by_image, tile_id
+from sscd_vec.photos.folder import ImageFile
+from sscd_vec.photos.pictures_table import BankPicture, PicturesTable
+from sscd_vec.photos.tiles import best_by_image, tile_id
 
 Float32 = NDArray[np.float32]
 Backend = Literal["faiss", "milvus"]

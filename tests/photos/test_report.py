@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sscd_vec.quality import Picture
-from sscd_vec.report import Copy, CopyGroup, write_report
+from sscd_vec.photos.quality import Picture
+from sscd_vec.photos.report import Copy, CopyGroup, write_report
 
 
 def _picture(path: str) -> Picture:
