@@ -121,7 +121,9 @@ def write_pretrained(
     }
     weights, settings = _temporary(folder), _temporary(folder)
     try:
-        metadata = {"format": "pt", "sscd_vec": json.dumps(config.to_dict())}
+        # One entry only: safetensors writes several in no fixed order, and the same weights must
+        # give the same file.
+        metadata = {"sscd_vec": json.dumps(config.to_dict())}
         save_file(stored, weights, metadata=metadata)
         described = {
             "format": _FORMAT,

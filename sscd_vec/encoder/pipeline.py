@@ -10,8 +10,10 @@ meet in a batch depends on the inputs alone, not on the threads.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 
 import numpy as np
 import torch
@@ -155,28 +157,79 @@ def _prepare_all(
         for position, source in enumerate(inputs):
             yield attempt(position, source, describe(source, position))
         return
-    pool = ThreadPoolExecutor(num_workers, thread_name_prefix="sscd-vec-decode")
-    pending: deque[Future[_Prepared] | _Prepared] = deque()
+    decoders = _Decoders(num_workers)
+    pending: deque[_Prepared | Callable[[], _Prepared]] = deque()
 
     def first() -> _Prepared:
         item = pending.popleft()
-        return item.result() if isinstance(item, Future) else item
+        return item if isinstance(item, _Prepared) else item()
 
     try:
         for position, source in enumerate(inputs):
-            name = describe(source, position)
+            work = partial(attempt, position, source, describe(source, position))
             if isinstance(source, np.ndarray | Tensor) or hasattr(source, "read"):
                 # A generator may reuse its buffer for the next frame, and a file has one position:
                 # these are taken before the next input is pulled.
-                pending.append(attempt(position, source, name))
+                pending.append(work())
             else:
-                pending.append(pool.submit(attempt, position, source, name))
+                pending.append(decoders.submit(work))
             if len(pending) > ahead:
                 yield first()
         while pending:
             yield first()
     finally:  # also on Ctrl-C and on a caller who stops early: nothing is left running
-        pool.shutdown(wait=True, cancel_futures=True)
+        decoders.close()
+
+
+class _Decoders:
+    """Decoding threads that survive a Ctrl-C at any moment.
+
+    A thread pool of the standard library can deadlock there: its semaphore is written in Python,
+    and an interrupt in the middle of it leaves a lock taken that the workers wait for. All that is
+    shared here is ``SimpleQueue``, which is written in C and cannot be interrupted half-way.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
+        self._threads = [
+            Thread(target=self._serve, name=f"sscd-vec-decode_{index}", daemon=True)
+            for index in range(number)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], _Prepared]) -> Callable[[], _Prepared]:
+        """Have ``work`` done by a thread; what is returned waits for its result."""
+        answer: SimpleQueue[_Prepared | BaseException] = SimpleQueue()
+
+        def serve() -> None:
+            try:
+                answer.put(work())
+            except BaseException as error:  # handed to the thread that waits for the answer
+                answer.put(error)
+
+        def result() -> _Prepared:
+            found = answer.get()
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
+        self._work.put(serve)
+        return result
+
+    def close(self) -> None:
+        """Drop what has not begun and wait for what has."""
+        self._closed = True
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while (serve := self._work.get()) is not None:
+            if not self._closed:
+                serve()
 
 
 def _by_shape(prepared: Iterable[_Prepared], batch_size: int) -> Iterator[list[_Prepared]]:
