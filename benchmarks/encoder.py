@@ -10,7 +10,6 @@ run in turn in one process on the same photos, so only the ratios mean anything.
 import argparse
 import functools
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -253,14 +252,25 @@ def child_memory(model: str | None, folder: Path, images: int) -> dict[str, obje
 def peak_memory(model: str | None, folder: Path, images: int) -> dict[str, object]:
     """Largest resident size of this process, before and after encoding a folder with torch."""
     encoder = Encoder(load_model(model), device="cpu")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    before = resident_peak()
     encoder.encode(list(walk_images(folder))[:images], show_progress=False)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = resident_peak()
     return {
         "peak GB": round(peak / 1e9, 3),
         "peak GB with the model loaded, before encoding": round(before / 1e9, 3),
         "GB, at most": PEAK_BYTES / 1e9,
     }
+
+
+def resident_peak() -> int:
+    """Bytes this process had resident at most (Linux).
+
+    Not ``ru_maxrss``, which a child inherits from the process that started it.
+    """
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM")
 
 
 def generate_photos(folder: Path, count: int, seed: int = 0) -> Path:

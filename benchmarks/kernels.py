@@ -8,14 +8,16 @@ Figures go to ``results/kernels.json`` (``results/kernels_aot.json`` with ``--ao
 """
 
 import argparse
+import ctypes
+import gc
 import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 from results import write
@@ -151,15 +153,26 @@ def peak_memory(name: str, rows: int) -> dict[str, float]:
 
 
 def report_memory(name: str, rows: int) -> None:
-    """The child of ``peak_memory``."""
+    """The child of ``peak_memory`` (Linux): peak resident memory over what was there before."""
     step = loss_step({"reference": reference, "kernels": kernels}[name].sscd_loss, rows)
     loss_step(kernels.sscd_loss, 64)()  # what torch sets up on first use is not the loss's
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory the allocator kept would be used again unseen
+    before = resident_mib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of importing torch
     start = time.perf_counter()
     step()
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print((peak - before) / 1024, peak / 1024, seconds)
+    peak = resident_mib("VmHWM")
+    print(peak - before, peak, seconds)
+
+
+def resident_mib(field: str) -> float:
+    """A field of this process's status, in MiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {field}: memory is measured on Linux only")
 
 
 def cpu_loss(rows: int, rounds: int) -> dict[str, object]:

@@ -5,7 +5,7 @@
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->`` and is made from
 ``results/NAME.json``; ``<!-- table:NAME part.of.it -->`` takes a part of its figures, and
-``columns=a,b`` only some columns or entries. A list of flat records becomes a table as it is, a
+``columns=a;b`` only some columns or entries. A list of flat records becomes a table as it is, a
 record one of names and values. An evaluation shows all its rows; its part ``models`` each model's
 best.
 """
@@ -63,7 +63,7 @@ def rewritten(text: str, folder: Path = RESULTS) -> str:
         raise ValueError(f"table {', '.join(unclosed)}: expected <!-- /table --> after it")
 
     def replace(match: re.Match[str]) -> str:
-        columns = match["columns"].split(",") if match["columns"] else None
+        columns = match["columns"].split(";") if match["columns"] else None
         body = table(match["name"], folder, match["part"], columns)
         return f"{match[1]}{body}\n{match['closing']}"
 

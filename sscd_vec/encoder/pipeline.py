@@ -24,7 +24,7 @@ from sscd_vec.encoder.images import ImageError, ImageInput, describe
 
 # How long an image waits for others of its shape: in bytes of all that wait, and in batches of
 # inputs that came after it.
-_HELD_BYTES = 96 * 2**20
+_HELD_BYTES = 64 * 2**20
 _HELD_BATCHES = 16
 
 Prepare = Callable[[ImageInput, str], Tensor]

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sscd_vec.kernels import gem, infonce, neighbours, scan
-from sscd_vec.kernels.rows import ROWS
+from sscd_vec.kernels.rows import OPTIONS, ROWS
 
 DTYPES = ("fp32", "fp16", "bf16")
 DIMENSION = 512  # of the descriptors the loss kernels are compiled for
@@ -228,6 +228,7 @@ def _loss_variants(dtype: str) -> Iterator[Variant]:
         infonce.positives_kernel,
         dtype,
         rows,
+        warps=OPTIONS["num_warps"],
         narrow=descriptors,
         pointers=runs,
     )
@@ -236,6 +237,7 @@ def _loss_variants(dtype: str) -> Iterator[Variant]:
         neighbours.distance_kernel,
         dtype,
         rows,
+        warps=OPTIONS["num_warps"],
         narrow=descriptors,
     )
     for anchors in ("a", "b", "both"):
@@ -260,6 +262,7 @@ def _loss_variants(dtype: str) -> Iterator[Variant]:
             infonce.pull_kernel,
             dtype,
             chosen,
+            warps=OPTIONS["num_warps"],
             narrow=descriptors,
             pointers=runs,
         )
@@ -268,6 +271,7 @@ def _loss_variants(dtype: str) -> Iterator[Variant]:
             neighbours.pair_gradient_kernel,
             dtype,
             chosen,
+            warps=OPTIONS["num_warps"],
             narrow=descriptors,
         )
 

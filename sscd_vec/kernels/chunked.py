@@ -1,9 +1,8 @@
 """The losses' sums in plain torch, tile by tile: the path for CPU tensors.
 
 Forward keeps O(n) per row: the running maximum and sum of ``e^{s_ik}`` over negatives, and the most
-similar negative. Backward recomputes each similarity tile instead of having kept it. A tile of
-1024 x 1024 floats stays in cache between the passes over it, and is large enough that threads do
-not spend their time meeting.
+similar negative. Backward recomputes each similarity tile instead of having kept it. A tile is
+small enough for the last cache, and large enough that threads do not spend their time meeting.
 
 If the local rows are the global batch, ``s`` is symmetric and only the tiles of the upper triangle
 are computed, each serving its rows and its columns: half the products forward, half the
@@ -21,7 +20,7 @@ from sscd_vec.kernels.batch import GlobalBatch
 from sscd_vec.kernels.mates import PAIRS_AT_ONCE, SourceRuns, positive_pairs
 from sscd_vec.kernels.results import Positives, Scan
 
-TILE = 1024  # rows and columns
+TILE = 2048  # rows and columns
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,12 @@ def add_contrast_gradient(
     """
     # pull e^{s - lse} as one exponential; the 1/tau of s is in it too.
     weight = torch.where(pull > 0, (pull / tau).log() - lse, float("-inf"))
-    scratch = batch.z.new_empty(2, TILE * TILE)
+    scratch = batch.z.new_empty(TILE * TILE)
     for tile in _tiles(batch, tau):
-        slope, mirror = (s[: tile.logits.numel()].view_as(tile.logits) for s in scratch)
+        slope = scratch[: tile.logits.numel()].view_as(tile.logits)
         torch.add(tile.logits, weight[tile.rows, None], out=slope).exp_()
         if tile.mirrored:
-            torch.add(tile.logits, weight[tile.columns], out=mirror).exp_()
-            slope += mirror
+            slope += tile.logits.add_(weight[tile.columns]).exp_()
         dz[tile.rows].addmm_(slope, batch.all_z[tile.columns])
         if dall is not None and (tile.mirrored or not batch.whole):
             dall[tile.columns].addmm_(slope.T, batch.z[tile.rows])

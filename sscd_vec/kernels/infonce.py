@@ -19,7 +19,7 @@ from torch import Tensor
 from sscd_vec.kernels.batch import GlobalBatch
 from sscd_vec.kernels.launch import FUSED, column_splits, compact, input_precision, jit
 from sscd_vec.kernels.results import Positives
-from sscd_vec.kernels.rows import Runs, load_rows, row_block, source_runs, store_rows
+from sscd_vec.kernels.rows import OPTIONS, Runs, load_rows, row_block, source_runs, store_rows
 from sscd_vec.kernels.scan import add_product, mate_tile, similarity_tile
 
 # One tile each, the largest found that spills no register on any target. BLOCK_D columns of the
@@ -239,7 +239,7 @@ def positives(batch: GlobalBatch, tau: float, lse: Tensor) -> Positives:
         *(len(z), batch.row_offset, 1.0 / tau),
         D=z.shape[1],
         **block,
-        **FUSED,
+        **OPTIONS,
     )
     return Positives(*found)
 
@@ -339,5 +339,5 @@ def _pull(
         D=a.shape[1],
         ANCHORS=anchors,
         **block,
-        **FUSED,
+        **OPTIONS,
     )

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sscd_vec.kernels.batch import GlobalBatch
-from sscd_vec.kernels.launch import FUSED, jit
-from sscd_vec.kernels.rows import load_rows, row_block, store_rows
+from sscd_vec.kernels.launch import jit
+from sscd_vec.kernels.rows import OPTIONS, load_rows, row_block, store_rows
 
 
 @jit
@@ -83,7 +83,7 @@ def squared_distance(batch: GlobalBatch, index: Tensor) -> Tensor:
     squared = z.new_empty(len(z), dtype=torch.float32)
     block = row_block(z)
     distance_kernel[(triton.cdiv(len(z), block["BLOCK_R"]),)](
-        *(z, all_z, index, squared, len(z)), D=z.shape[1], **block, **FUSED
+        *(z, all_z, index, squared, len(z)), D=z.shape[1], **block, **OPTIONS
     )
     return squared
 
@@ -107,5 +107,5 @@ def add_pair_gradient(
             D=z.shape[1],
             ANCHORS=anchors,
             **block,
-            **FUSED,
+            **OPTIONS,
         )

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sscd_vec.kernels.launch import jit
+from sscd_vec.kernels.launch import FUSED, jit
 
+OPTIONS = {"num_warps": 2, **FUSED}  # 8 of 512 numbers for each thread
 ROWS = 1  # of a program on a GPU: all its threads walk one run, and nothing diverges
 INTERPRETED_ROWS = 64  # the interpreter pays per operation, whatever its size
 

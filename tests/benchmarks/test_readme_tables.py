@@ -62,7 +62,7 @@ def test_a_part_and_some_columns_can_be_chosen(tmp_path: Path) -> None:
     put(tmp_path, "load", {"requests": 349, "latency_ms": {"p50": 7.5, "p99": 90.0}, "raw": [1, 2]})
     text = "<!-- table:load latency_ms -->\n<!-- /table -->"
     assert "| p50 | 7.5 |\n| p99 | 90 |" in readme_tables.rewritten(text, tmp_path)
-    text = "<!-- table:load columns=latency_ms p99,requests -->\n<!-- /table -->"
+    text = "<!-- table:load columns=latency_ms p99;requests -->\n<!-- /table -->"
     assert "| latency ms p99 | 90 |\n| requests | 349 |" in readme_tables.rewritten(text, tmp_path)
     once = readme_tables.rewritten(text, tmp_path)
     assert readme_tables.rewritten(once, tmp_path) == once

@@ -92,13 +92,18 @@ def fuse_convolutions(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 class FusedConvolution(nn.Module):
-    """``activation(W∗x + b [+ residual])`` in one oneDNN call."""
+    """``activation(W∗x + b [+ residual])`` in one oneDNN call.
+
+    oneDNN wants the weight in a layout of its own that depends on the input's shape, and reorders
+    it at every call unless it comes that way; a layout meant for another shape is worse than none.
+    So the reordered weight is kept while the shape stays, which it does within a batch.
+    """
 
     def __init__(self, conv: nn.Conv2d, activation: str, scalars: list[float]) -> None:
-        """Take over a convolution; its weight is reordered at the first call, for that size."""
+        """Take over a convolution."""
         super().__init__()
-        self._weight, self._bias = conv.weight.detach(), conv.bias
-        self._ordered = False
+        self._weight, self._bias = conv.weight.detach().contiguous(), conv.bias
+        self._ordered: tuple[list[int], Tensor] | None = None
         self._geometry = (list(cast(tuple[int, ...], conv.padding)), list(conv.stride),
                           list(conv.dilation), conv.groups)  # fmt: skip
         self._activation, self._scalars = activation, scalars
@@ -106,18 +111,18 @@ class FusedConvolution(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the activated output."""
         ops: Any = torch.ops.mkldnn
-        if not self._ordered:
-            self._weight = ops._reorder_convolution_weight(
-                self._weight, *self._geometry, list(x.shape)
-            )
-            self._ordered = True
+        ordered, shape = self._ordered, list(x.shape)
+        if ordered is None or ordered[0] != shape:
+            weight = ops._reorder_convolution_weight(self._weight, *self._geometry, shape)
+            ordered = self._ordered = shape, weight
+        weight = ordered[1]
         if residual is None:
             y = ops._convolution_pointwise(
-                x, self._weight, self._bias, *self._geometry, self._activation, self._scalars, ""
+                x, weight, self._bias, *self._geometry, self._activation, self._scalars, ""
             )
         else:
             y = ops._convolution_pointwise.binary(
-                x, residual, self._weight, self._bias, *self._geometry,
+                x, residual, weight, self._bias, *self._geometry,
                 "add", 1.0, None if self._activation == "none" else self._activation, [], None,
             )  # fmt: skip
         return cast(Tensor, y)

@@ -9,10 +9,10 @@ from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.encoder.precision import Precision
 from sscd_vec.encoder.preprocess import split_pixels
 
-# Pixels a CPU takes through the network at a time. A ResNet's largest activation has 64 bytes per
-# pixel; below 32 MB, malloc reuses its memory instead of mapping, and faulting in, fresh pages for
-# every layer. More images at once are slower, and cost memory.
-_CPU_PIXELS = 4 * 288 * 384
+# Pixels each thread of a CPU takes through the network at a time. More are no faster: activations
+# (64 bytes per pixel for the largest of a ResNet) then leave the cache, and above 32 MB malloc maps
+# and faults in fresh pages for every layer.
+_PIXELS_PER_THREAD = 288 * 384
 
 
 class TorchBackend:
@@ -22,13 +22,12 @@ class TorchBackend:
         """Copy, fold and move ``model``."""
         self._device = device
         self._dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        folded = inference_copy(model).to(memory_format=torch.channels_last).to(device)
-        if device.type == "cpu" and self._dtype is torch.float32 and can_fuse():
-            if isinstance(folded.trunk, fx.GraphModule):
-                out_channels = folded.trunk.out_channels
-                folded.trunk = fuse_convolutions(folded.trunk)
-                folded.trunk.out_channels = out_channels
-        folded.trunk = folded.trunk.to(self._dtype)
+        folded = inference_copy(model).to(device)
+        fusable = device.type == "cpu" and self._dtype is torch.float32 and can_fuse()
+        if fusable and isinstance(folded.trunk, fx.GraphModule):
+            folded.trunk = fuse_convolutions(folded.trunk)
+        else:
+            folded.trunk = folded.trunk.to(self._dtype).to(memory_format=torch.channels_last)
         self._model = folded
 
     @torch.inference_mode()
@@ -36,7 +35,8 @@ class TorchBackend:
         """Return the descriptors of ``images``, on the backend's device."""
         if self._device.type != "cpu":
             return self._descriptors(images)
-        return torch.cat([self._descriptors(part) for part in split_pixels(images, _CPU_PIXELS)])
+        most = _PIXELS_PER_THREAD * torch.get_num_threads()
+        return torch.cat([self._descriptors(part) for part in split_pixels(images, most)])
 
     def _descriptors(self, images: Tensor) -> Tensor:
         model = self._model
