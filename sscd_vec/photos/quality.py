@@ -1,13 +1,14 @@
 """What a copy looks like next to its siblings, and which one of a group to keep.
 
-The one to keep is the sharpest of the largest: among the pictures with at least 75 % of the
-pixels of the biggest one, the one whose Laplacian varies most,
+The one to keep is the largest file of the sharpest of the largest pictures: among those with at
+least 75 % of the pixels of the biggest one, those with at least 75 % of the best sharpness,
 
     sharpness = median over blocks of 16×16 of Var(∇²g),   g = grey levels, long side ≤ 1024,
 
 so that an enlarged thumbnail or a blurred resave does not win by its size alone. The median keeps
-a caption, a sticker or a frame, whose hard edges are in few blocks, from looking like detail.
-Equal sharpness: the larger file, then the shorter path.
+a caption, a sticker or a frame, whose hard edges are in few blocks, from looking like detail; the
+margin keeps the block edges of strong compression from doing so. Files of equal size: the shorter
+path.
 """
 
 import io
@@ -23,6 +24,7 @@ BLOCK = 16
 THUMBNAIL_SIDE = 240
 THUMBNAIL_QUALITY = 65
 NEARLY_AS_LARGE = 0.75
+NEARLY_AS_SHARP = 0.75
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,11 @@ def look(path: Path) -> Picture:
 
 def keep(pictures: Sequence[Picture]) -> int:
     """Position of the one to keep."""
-    largest = max(picture.width * picture.height for picture in pictures)
-    rivals = [
-        number
-        for number, picture in enumerate(pictures)
-        if picture.width * picture.height >= NEARLY_AS_LARGE * largest
-    ]
-    return max(
-        rivals,
-        key=lambda n: (
-            round(pictures[n].sharpness, 3),
-            pictures[n].file_size,
-            -len(str(pictures[n].path)),
-        ),
-    )
+    pixels = [picture.width * picture.height for picture in pictures]
+    large = [n for n in range(len(pictures)) if pixels[n] >= NEARLY_AS_LARGE * max(pixels)]
+    sharpest = max(pictures[n].sharpness for n in large)
+    sharp = [n for n in large if pictures[n].sharpness >= NEARLY_AS_SHARP * sharpest]
+    return max(sharp, key=lambda n: (pictures[n].file_size, -len(str(pictures[n].path))))
 
 
 def sharpness(image: Image.Image) -> float:
