@@ -101,8 +101,8 @@ def backward(
     describe = describe or model.describe
     size = chunk if 0 < chunk < len(images) else len(images)
     lower = precision != torch.float32
-    with torch.no_grad(), torch.autocast(images.device.type, precision, enabled=lower):
-        chunks = [model.frozen(part) for part in torch.split(images, size)]
+    with torch.autocast(images.device.type, precision, enabled=lower):
+        chunks = [model.frozen_features(part) for part in torch.split(images, size)]
     if len(chunks) == 1:
         z = describe(chunks[0], precision)
         loss, gradient = objective.gradient(z, sources, entropy_weight)

@@ -1,17 +1,20 @@
 """The trunk as a row of stages, so that the first of them can be frozen and run only once."""
 
+import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the field's name for it)
 
+from sscd_vec.encoder.backends.fold import can_fuse, fold_batch_norms, fuse_convolutions
 from sscd_vec.encoder.efficientnet_lite import EfficientNetLite
 from sscd_vec.encoder.model import SSCDModel, pooled_dim
 from sscd_vec.encoder.trunks import ResNetTrunk
 
 RESNET_STEM = 4  # conv1, bn1, relu, maxpool
+FUSED_IMAGES = 16  # frozen stages on a CPU: few enough for the caches
 
 
 def stages_of(trunk: nn.Module) -> list[nn.Module]:
@@ -61,6 +64,7 @@ class SplitModel(nn.Module):
         self.frozen = nn.Sequential(*stages[:cut]).requires_grad_(False)
         rest = _Rest(stages[cut:], pooled_dim(model.trunk)) if cut > 0 else model.trunk
         self.trained = SSCDModel(rest, model.head, model.config)
+        self._fused: list[nn.Module] = []  # not a submodule: it holds copies of weights
 
     def training_mode(self, frozen_batch_norm: bool = False) -> None:
         """Train mode, except for frozen stages and, if asked, every BatchNorm."""
@@ -69,6 +73,20 @@ class SplitModel(nn.Module):
         if frozen_batch_norm:
             for norm in batch_norms(self):
                 norm.eval()
+
+    @torch.no_grad()
+    def frozen_features(self, images: Tensor) -> Tensor:
+        """What the frozen stages make of images, without a graph.
+
+        On a CPU in float32 they run as the encoder runs them, batch norms folded and convolutions
+        fused: their weights never change.
+        """
+        plain = images.device.type != "cpu" or torch.is_autocast_enabled("cpu")
+        if len(self.frozen) == 0 or plain or not can_fuse():
+            return cast(Tensor, self.frozen(images))
+        if not self._fused:
+            self._fused = [fuse_convolutions(fold_batch_norms(copy.deepcopy(self.frozen).eval()))]
+        return torch.cat([self._fused[0](part) for part in images.split(FUSED_IMAGES)])
 
     def describe(self, features: Tensor, precision: torch.dtype = torch.float32) -> Tensor:
         """Unit descriptors, as the loss sees them, of what ``frozen`` returned.
@@ -82,7 +100,7 @@ class SplitModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Unit descriptors of images, in float32."""
-        return self.describe(self.frozen(images))
+        return self.describe(self.frozen_features(images))
 
 
 def batch_norms(module: nn.Module) -> Iterator[nn.modules.batchnorm._BatchNorm]:

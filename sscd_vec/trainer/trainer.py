@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from sscd_vec.trainer.allocator import freed_memory_kept
 from sscd_vec.trainer.batches import Batches
 from sscd_vec.trainer.checkpoint import Checkpoints, write_json
 from sscd_vec.trainer.config import TrainConfig
@@ -100,7 +101,11 @@ class Trainer:
         checkpoints = Checkpoints(out, config.keep)
         if checkpoints.files() and not resume:
             raise FileExistsError(f"{out} holds a run: resume it, or choose another folder")
-        with Display(show_progress if ranks.first else False) as display:
+        on_cpu = self.device.type == "cpu"
+        with (
+            Display(show_progress if ranks.first else False) as display,
+            freed_memory_kept(on_cpu),
+        ):
             training, held_out = self.split(find_photos(places))
             pixels = self.decode(training, display)
             batches = self.batches(pixels)

@@ -1,0 +1,44 @@
+"""Freed memory stays with the process while training, and goes back afterwards."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource
+import torch
+from sscd_vec.trainer.allocator import freed_memory_kept
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        torch.zeros(32 << 20, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+
+usual = faults()
+with freed_memory_kept():
+    torch.zeros(32 << 20, dtype=torch.uint8)
+    kept = faults()
+    held = resident()
+released = held - resident()
+print(usual, kept, faults(), released)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_large_blocks_are_reused_inside_and_returned_outside() -> None:
+    """In a process of its own: page faults count what the kernel had to clear."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    usual, kept, after, released = map(int, done.stdout.split())
+    assert usual >= 20 * 8  # even where the kernel hands out huge pages
+    assert kept < usual / 10
+    assert after > usual / 2
+    assert released * 4096 > 16 << 20
