@@ -5,10 +5,16 @@ into a tensor and normalized by torchvision, and taken through the network, one 
 run in turn in one process on the same photos, so only the ratios mean anything.
 
     python benchmarks/encoder.py [--photos FOLDER] [--images 1000] [--model NAME_OR_PATH]
+                                 [--real FOLDER_OR_TAR]
+
+What decoding large JPEGs at a fraction of their size does to descriptors is measured with trained
+weights: EfficientNet-Lite0's from ImageNet, on photos of ``--real`` enlarged to 4000×3000, one to
+a picture and twelve to a picture (more detail).
 """
 
 import argparse
 import functools
+import io
 import json
 import statistics
 import subprocess
@@ -22,12 +28,14 @@ import numpy as np
 import results
 import torch
 from numpy.typing import NDArray
+from photos import Photo, find_photos
 from PIL import Image
 from timing import Timing, interleaved
 from torch import Tensor
 from torchvision import transforms
 
 from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, build_model
+from sscd_vec.encoder.imagenet import imagenet_trunk
 from sscd_vec.encoder.images import load_pixels, walk_images
 from sscd_vec.encoder.preprocess import preprocess, target_size
 
@@ -38,6 +46,7 @@ SIZES = (
 )  # fmt: skip
 LARGE = (4000, 3000)
 QUALITY, FINE_QUALITY = 80, 92
+REAL_PICTURES, COLLAGE = 32, (4, 3)  # pictures of each kind; columns and rows of a collage
 BLOCKS = 5
 MINIMA = {
     "forward_torch": 1.8, "forward_openvino": 2.6, "jpeg_to_tensor": 4.0, "folder_torch": 2.5,
@@ -51,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--photos", type=Path, help="folder of JPEGs; generated ones by default")
     parser.add_argument("--images", type=int, default=1000, help="photos of the folder row")
     parser.add_argument("--model", help="trained weights; random ones by default")
+    parser.add_argument("--real", type=Path, help="folder or tar of photos, to enlarge")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--skip-openvino", action="store_true")
     parser.add_argument("--only-memory", action="store_true", help=argparse.SUPPRESS)
@@ -71,10 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             "forward 288x288, batch 32": lambda: forward_row(model, encoders, options.rounds),
             f"folder to descriptors, {len(photos)} photos": lambda: folder_row(
-                model, encoders, photos
+                model, {"torch": encoders["torch"]}, photos
             ),
             "memory": lambda: child_memory(options.model, folder, options.images),
         }
+        if options.real is not None:
+            rows["decoding, trained weights"] = lambda: trained_row(find_photos([options.real]))
         figures: dict[str, object] = {
             "weights": options.model or "random (cosines are not those of trained weights)",
             "trunk": model.config.trunk,
@@ -145,8 +157,18 @@ def forward_row(model: SSCDModel, encoders: dict[str, Encoder], rounds: int) -> 
 def decode_row(encoder: Encoder, scratch: Path, rounds: int) -> dict[str, object]:
     """Large photos to model input, one thread, at two JPEG qualities.
 
-    Both ways read every Huffman code of a file, so the ratio falls as files grow.
+    Both ways read every Huffman code of a file, so the ratio falls as files grow. One thread,
+    because a folder is decoded by one per core.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _decode_figures(encoder, scratch, rounds)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _decode_figures(encoder: Encoder, scratch: Path, rounds: int) -> dict[str, object]:
     config = encoder.config
     transform = reference_transform(config)
 
@@ -178,6 +200,42 @@ def decode_row(encoder: Encoder, scratch: Path, rounds: int) -> dict[str, object
             "least cosine of the descriptors": float(cosine.sum(1).min()),
         }
     return row
+
+
+def trained_row(photos: Sequence[Photo]) -> dict[str, object]:
+    """Fast against exact decoding of real photos enlarged to 4000×3000, with trained weights."""
+    config = EncoderConfig(
+        trunk="efficientnet_lite0", features="trunk", mean=(0.5,) * 3, std=(0.5,) * 3
+    )
+    model = build_model(config)
+    model.trunk.load_state_dict(imagenet_trunk(config.trunk))
+    encoder = Encoder(model, device="cpu")
+    row: dict[str, object] = {"weights": "EfficientNet-Lite0, ImageNet, GeM-pooled features"}
+    for name, (columns, rows) in {"photos": (1, 1), "collages of 12": COLLAGE}.items():
+        exact, fast = [], []
+        for index in range(REAL_PICTURES):
+            first = index * columns * rows
+            chosen = [photos[i % len(photos)] for i in range(first, first + columns * rows)]
+            data = enlarged(chosen, columns)
+            exact.append(encoder.encode(data, decode="exact")[0])
+            fast.append(encoder.encode(data)[0])
+        cosines = (np.array(exact) * np.array(fast)).sum(1)
+        row[f"least cosine, {REAL_PICTURES} {name}"] = float(cosines.min())
+        row[f"mean cosine, {REAL_PICTURES} {name}"] = float(cosines.mean())
+    row["cosine, at least"] = 0.999
+    return row
+
+
+def enlarged(photos: Sequence[Photo], columns: int) -> bytes:
+    """A JPEG of 4000×3000 with the photos in rows of ``columns``."""
+    picture = Image.new("RGB", LARGE)
+    width, height = LARGE[0] // columns, LARGE[1] // (len(photos) // columns)
+    for index, photo in enumerate(photos):
+        place = (index % columns * width, index // columns * height)
+        picture.paste(photo.image().resize((width, height), Image.Resampling.BICUBIC), place)
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=QUALITY)
+    return buffer.getvalue()
 
 
 def folder_row(

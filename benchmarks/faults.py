@@ -91,6 +91,7 @@ def run_round(load: Load, acks: Path, server: MilvusProcess | None) -> dict[str,
     Raises:
         AssertionError: If an acknowledged vector is missing, or one is there twice.
     """
+    began = time.monotonic()
     chance = random.Random(load.seed)
     target = int(load.rows * chance.uniform(0.05, 0.9))
     arguments = [load.scenario, load.place, load.name, str(load.rows), str(load.seed), str(acks)]
@@ -112,7 +113,9 @@ def run_round(load: Load, acks: Path, server: MilvusProcess | None) -> dict[str,
             child.kill()
             child.wait()
     acknowledged = _read(acks)
-    return {"killed_after": target, "acknowledged": acknowledged, **verify(load, acknowledged)}
+    found = verify(load, acknowledged)
+    seconds = round(time.monotonic() - began, 1)
+    return {"killed_after": target, "acknowledged": acknowledged, **found, "seconds": seconds}
 
 
 def verify(load: Load, acknowledged: int) -> dict[str, int]:
@@ -173,9 +176,7 @@ def run_scenario(
         where = {"faiss": str(place), "lite": str(place / "photos.db")}
         uri = where.get(scenario) or (server.uri if server is not None else "")
         load = Load(scenario, uri, f"{scenario}{n}", rows, seed=n)
-        begin = time.monotonic()
-        figures = run_round(load, place / "acks", server)
-        done.append({**figures, "seconds": round(time.monotonic() - begin, 1)})
+        done.append(run_round(load, place / "acks", server))
         print(scenario, n, done[-1], flush=True)
         shutil.rmtree(place)
         _write(scenario, rows, done)

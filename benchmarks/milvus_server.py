@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import milvus
 
@@ -28,14 +29,38 @@ SMALL = {
 TOKEN = "root:Milvus"  # every new Milvus has this account
 
 
+class Certificate(NamedTuple):
+    """A server's certificate and its private key, as PEM files."""
+
+    pem: Path
+    key: Path
+
+    @classmethod
+    def self_signed(cls, folder: Path, host: str = "localhost") -> "Certificate":
+        """Make one with openssl."""
+        folder.mkdir(parents=True, exist_ok=True)
+        made = cls(folder / "server.pem", folder / "server.key")
+        request = "openssl req -x509 -newkey rsa:2048 -nodes -days 2".split()
+        names = ["-subj", f"/CN={host}", "-addext", f"subjectAltName=DNS:{host}"]
+        files = ["-keyout", str(made.key), "-out", str(made.pem)]
+        subprocess.run([*request, *names, *files], check=True, capture_output=True)
+        return made
+
+
 class MilvusProcess:
     """One server: its folder, its ports, its process."""
 
-    def __init__(self, folder: Path, *, authorized: bool = False) -> None:
-        """Prepare the folder and choose free ports."""
-        self.folder = folder
+    def __init__(
+        self, folder: Path, *, authorized: bool = False, certificate: Certificate | None = None
+    ) -> None:
+        """Prepare the folder and choose free ports; with a certificate it speaks TLS only."""
+        self.folder, self.certificate = folder, certificate
         config = milvus.MilvusServerConfig(data_dir=str(folder))
         config.set("authorization_enabled", authorized)
+        if certificate is not None:
+            config.set("tls_mode", 1)
+            config.set("server_pem_path", str(certificate.pem))
+            config.set("server_key_path", str(certificate.key))
         for key, value in SMALL.items():
             config.set(key, value)
         config.update(**{key: _free_port() for key in _port_names(config)})
@@ -49,6 +74,8 @@ class MilvusProcess:
     @property
     def uri(self) -> str:
         """Where clients find it."""
+        if self.certificate is not None:
+            return f"https://localhost:{self.port}"
         return f"http://127.0.0.1:{self.port}"
 
     def _move_etcd(self, client_port: int) -> None:
@@ -134,9 +161,11 @@ def _free_port() -> int:
 
 
 @contextmanager
-def running(folder: Path, *, authorized: bool = False) -> Iterator[MilvusProcess]:
+def running(
+    folder: Path, *, authorized: bool = False, certificate: Certificate | None = None
+) -> Iterator[MilvusProcess]:
     """A server that ends with the block."""
-    server = MilvusProcess(folder, authorized=authorized)
+    server = MilvusProcess(folder, authorized=authorized, certificate=certificate)
     server.start()
     try:
         yield server

@@ -1,14 +1,19 @@
 """What the adapters cost over the libraries they wrap: search, add, and the memory of a big build.
 
-Interleaved in one run, as ratios. The baseline gets vectors that are already transformed, so it
-does what FAISS or pymilvus alone would do. The adapter is timed in several settings:
+Interleaved in one run, as ratios. Three ways to do the same:
 
-- ``adapter``: whitening and lift included, without score normalization. This is what the targets
-  are about (search at most 1.05x of FAISS and 1.10x of pymilvus, add at least 0.9x of the rate).
-- ``with_bias``: the search of the background for the bias as well, work FAISS does not do.
-- ``transform_apart``: adding vectors that are transformed already, as the baseline does.
+- ``raw``: FAISS or pymilvus alone, given vectors that are transformed already. Milvus is asked for
+  the same fields at the same consistency.
+- ``by hand``: what one writes around it to get the same index: whitening and lift in numpy, and on
+  FAISS, which knows only row numbers, a list and a dict of string ids. No check of anything.
+- the adapter: ids and descriptors in, matches out; everything included.
 
-    python benchmarks/search.py
+Searches are compared with ``raw`` (at most 1.05x of FAISS and 1.10x of pymilvus, 100 queries at a
+time), the search of the background for the bias apart. Adding is compared with ``by hand`` (at
+least 0.9x of its rate); what whitening costs over ``raw``, which on a flat index only copies
+memory, is reported beside it, and so is the adapter without it (``transform apart``).
+
+    python benchmarks/search.py --parts build faiss lite server
 """
 
 import argparse
@@ -16,6 +21,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -34,8 +40,13 @@ from sscd_vec.adapters.milvus import MilvusCollection
 from sscd_vec.normalize import Normalizer
 
 Float32 = NDArray[np.float32]
+Figures = dict[str, object]
+PARTS = ("build", "faiss", "lite", "server")
 DIM, QUERIES, K = 512, 100, 10
 BACKGROUND = 11_000
+BATCH = 4096
+ADDED = 2000  # rows per round on Milvus
+FACTORIES = {"Flat": 1, "IVF256,Flat": 1, "HNSW32": 10}  # and the share of the rows it gets
 
 
 def descriptors(rows: int, seed: int) -> Float32:
@@ -45,39 +56,52 @@ def descriptors(rows: int, seed: int) -> Float32:
     return made
 
 
-def ratio(slower: Timing, baseline: Timing) -> float:
-    """Median over rounds of this time over the baseline's: below 1 is faster."""
-    return round(1 / slower.speedup_over(baseline), 3)
+def names(rows: int, prefix: str = "photo") -> list[str]:
+    """One string id per row."""
+    return [f"{prefix}-{i:08d}" for i in range(rows)]
 
 
-def faiss_search(rules: Normalizer, rows: int, factory: str, rounds: int) -> dict[str, object]:
-    """Search time over raw FAISS."""
-    index = FaissIndex(rules, factory, parameters={"nprobe": 16} if "IVF" in factory else None)
-    index.add_batches(_stream(rows))
-    plain = rules.with_score_norm(None)
-    queries = descriptors(QUERIES, 7)
-    lifted = plain.queries(queries)
-    raw = index.index
+def stream(rows: int) -> Iterator[Batch]:
+    """Rows as a generator gives them: nothing is kept here."""
+    for begin in range(0, rows, BATCH):
+        count = min(BATCH, rows - begin)
+        yield [f"photo-{i:08d}" for i in range(begin, begin + count)], descriptors(count, begin)
 
-    def adapter(normalizer: Normalizer) -> None:
-        index.normalizer = normalizer
-        index.search(queries, K)
 
-    taken = interleaved(
-        {
-            "raw": lambda: raw.search(lifted, K),
-            "adapter": lambda: adapter(plain),
-            "with_bias": lambda: adapter(rules),
-        },
-        rounds=rounds,
-        warmup=2,
-    )
+def lifted_by_hand(rules: Normalizer, rows: Float32) -> Float32:
+    """The transform of references as one would write it: whiten, unit length, append 1 and 0."""
+    assert rules.whitening is not None
+    whitened = (rows - rules.whitening.mean) @ rules.whitening.matrix.T
+    whitened /= np.linalg.norm(whitened, axis=1, keepdims=True)
+    lifted = np.zeros((len(rows), whitened.shape[1] + 2), dtype=np.float32)
+    lifted[:, :-2] = whitened
+    lifted[:, -2] = 1
+    return lifted
+
+
+def searching(backend: str, rows: int, taken: dict[str, Timing]) -> Figures:
+    """Search times as ratios."""
+    raw, adapter, biased = (taken[name] for name in ("raw", "adapter", "with_bias"))
     return {
+        "backend": backend,
         "rows": rows,
-        "adapter_over_raw": ratio(taken["adapter"], taken["raw"]),
-        "with_bias_over_raw": ratio(taken["with_bias"], taken["raw"]),
-        "raw_ms": round(1e3 * taken["raw"].median, 2),
-        "bias_ms": round(1e3 * (taken["with_bias"].median - taken["adapter"].median), 2),
+        "adapter_over_raw": round(1 / adapter.speedup_over(raw), 3),
+        "with_bias_over_raw": round(1 / biased.speedup_over(raw), 3),
+        "raw_ms": round(1e3 * raw.median, 2),
+        "bias_ms": round(1e3 * (biased.median - adapter.median), 2),
+    }
+
+
+def adding(backend: str, rows: int, taken: dict[str, Timing]) -> Figures:
+    """Rates of adding as ratios."""
+    raw, adapter = taken["raw"], taken["adapter"]
+    return {
+        "backend": backend,
+        "rows": rows,
+        "rate_over_by_hand": round(adapter.speedup_over(taken["by_hand"]), 3),
+        "rate_over_raw": round(adapter.speedup_over(raw), 3),
+        "rate_over_raw_transform_apart": round(taken["apart"].speedup_over(raw), 3),
+        "adapter_rows_per_second": round(rows / adapter.median),
     }
 
 
@@ -91,121 +115,194 @@ class Ready:
         return rows
 
 
-def faiss_add(rules: Normalizer, rows: int, factory: str, rounds: int) -> dict[str, object]:
-    """Rate of adding over raw FAISS, with the transform and without it."""
-    given = descriptors(rows, 3)
+READY = cast(Normalizer, Ready())
+
+
+# ------------------------------------------------------------------ FAISS
+
+
+def faiss_search(rules: Normalizer, rows: int, factory: str, rounds: int) -> Figures:
+    """Search time over raw FAISS."""
+    index = FaissIndex(rules, factory, parameters={"nprobe": 16} if "IVF" in factory else None)
+    index.add_batches(stream(rows))
+    plain = rules.with_score_norm(None)
+    queries = descriptors(QUERIES, 7)
+    lifted = plain.queries(queries)
+
+    def adapter(normalizer: Normalizer) -> None:
+        index.normalizer = normalizer
+        index.search(queries, K)
+
+    taken = interleaved(
+        {
+            "raw": lambda: index.index.search(lifted, K),
+            "adapter": lambda: adapter(plain),
+            "with_bias": lambda: adapter(rules),
+        },
+        rounds=rounds,
+        warmup=2,
+    )
+    return searching(f"FAISS {factory}", rows, taken)
+
+
+def faiss_add(rules: Normalizer, rows: int, factory: str, rounds: int) -> Figures:
+    """Rate of adding, beside raw FAISS and what one would write around it."""
+    given, ids = descriptors(rows, 3), names(rows)
     lifted = rules.references(given)
-    ids = [f"photo-{i:08d}" for i in range(rows)]
     trained = FaissIndex(rules, factory)
     if not trained.index.is_trained:
         trained.train(given)
 
+    def empty() -> faiss.Index:
+        return faiss.clone_index(trained.index)
+
+    def by_hand() -> None:
+        row_of: dict[str, int] = {}
+        index, kept = empty(), list[str]()
+        index.add(lifted_by_hand(rules, given))
+        kept.extend(ids)
+        row_of.update(zip(ids, range(rows), strict=True))
+
     def adapter(normalizer: Normalizer, vectors: Float32) -> None:
         index = FaissIndex(rules, factory)
-        index._take(faiss.clone_index(trained.index), index._table)
+        index._store.index = empty()
         index.normalizer = normalizer
         index.add(ids, vectors)
 
     taken = interleaved(
         {
-            "raw": lambda: faiss.clone_index(trained.index).add(lifted),
+            "raw": lambda: empty().add(lifted),
+            "by_hand": by_hand,
             "adapter": lambda: adapter(rules, given),
-            "apart": lambda: adapter(cast(Normalizer, Ready()), lifted),
+            "apart": lambda: adapter(READY, lifted),
         },
         rounds=rounds,
     )
+    return adding(f"FAISS {factory}", rows, taken)
+
+
+def on_faiss(rules: Normalizer, rows: int, rounds: int) -> Figures:
+    """All of FAISS."""
+    sizes = {factory: rows // share for factory, share in FACTORIES.items()}
     return {
-        "rows": rows,
-        "rate_over_raw": round(taken["adapter"].speedup_over(taken["raw"]), 3),
-        "rate_over_raw_transform_apart": round(taken["apart"].speedup_over(taken["raw"]), 3),
-        "raw_rows_per_second": round(rows / taken["raw"].median),
+        "search": [faiss_search(rules, n, factory, rounds) for factory, n in sizes.items()],
+        "add": [faiss_add(rules, n // 4, factory, rounds // 2 + 1) for factory, n in sizes.items()],
     }
 
 
-def milvus(rules: Normalizer, uri: str, rows: int, rounds: int) -> dict[str, object]:
+# ------------------------------------------------------------------ Milvus
+
+
+def on_milvus(rules: Normalizer, backend: str, uri: str, rows: int, rounds: int) -> Figures:
     """Search time and rate of adding over raw pymilvus."""
     plain = rules.with_score_norm(None)
-    index = MilvusCollection(uri, "adapter", plain)
-    index.add_batches(_stream(rows))
+    index = MilvusCollection(uri, "photos", plain)
+    index.add_batches(stream(rows))
+    _wait_until_indexed(index, rows)
+    candidates = _milvus_searches(index, plain, rules)
+    figures: Figures = {
+        "search": [searching(backend, rows, interleaved(candidates, rounds=rounds, warmup=3))]
+    }
+    candidates = _milvus_adds(index, plain)
+    figures["add"] = [adding(backend, ADDED, interleaved(candidates, rounds=rounds))]
+    index.drop()
+    index.close()
+    return figures
+
+
+def _milvus_searches(
+    index: MilvusCollection, plain: Normalizer, rules: Normalizer
+) -> dict[str, Callable[[], object]]:
     client: MilvusClient = index._table.connection.client
     queries = descriptors(QUERIES, 7)
     lifted = plain.queries(queries)
-    params = {"metric_type": "IP", "params": {}}
 
-    def raw_search() -> None:
+    def raw() -> object:
         found = client.search(
-            "adapter",
+            index.name,
             data=lifted,
             anns_field="vector",
             limit=K,
-            search_params=params,
+            search_params={"metric_type": "IP", "params": {}},
             output_fields=["$meta"],
             consistency_level="Strong",
         )
-        [[(hit["id"], hit["distance"], hit["entity"]) for hit in hits] for hits in found]
+        return [[(hit["id"], hit["distance"], hit["entity"]) for hit in hits] for hits in found]
 
-    def search(normalizer: Normalizer) -> None:
+    def adapter(normalizer: Normalizer) -> None:
         index.normalizer = normalizer
         index.search(queries, K)
 
-    searching = interleaved(
-        {"raw": raw_search, "adapter": lambda: search(plain), "with_bias": lambda: search(rules)},
-        rounds=rounds,
-        warmup=2,
-    )
-    adding = interleaved(_adding(index, client, plain), rounds=rounds)
-    index.drop()
-    index.close()
+    return {"raw": raw, "adapter": lambda: adapter(plain), "with_bias": lambda: adapter(rules)}
+
+
+def _milvus_adds(index: MilvusCollection, rules: Normalizer) -> dict[str, Callable[[], object]]:
+    client: MilvusClient = index._table.connection.client
+    given = descriptors(ADDED, 11)
+    lifted = rules.references(given)
+    ids = {name: names(ADDED, name) for name in ("raw", "hand", "adapter", "apart")}
+    verb = client.insert if index.is_lite else client.upsert
+
+    def send(prefix: str, vectors: Float32) -> None:
+        rows = [{"id": i, "vector": v} for i, v in zip(ids[prefix], vectors, strict=True)]
+        verb(index.name, rows)
+
+    def adapter(prefix: str, normalizer: Normalizer, rows: Float32) -> None:
+        index.normalizer = normalizer
+        index.add(ids[prefix], rows)
+
     return {
-        "rows": rows,
-        "search_adapter_over_raw": ratio(searching["adapter"], searching["raw"]),
-        "search_with_bias_over_raw": ratio(searching["with_bias"], searching["raw"]),
-        "search_raw_ms": round(1e3 * searching["raw"].median, 1),
-        "add_rate_over_raw": round(adding["adapter"].speedup_over(adding["raw"]), 3),
-        "add_raw_rows_per_second": round(ADDED / adding["raw"].median),
+        "raw": lambda: send("raw", lifted),
+        "by_hand": lambda: send("hand", lifted_by_hand(rules, given)),
+        "adapter": lambda: adapter("adapter", rules, given),
+        "apart": lambda: adapter("apart", READY, lifted),
     }
 
 
-ADDED = 2000
+def _wait_until_indexed(index: MilvusCollection, rows: int) -> None:
+    """Until a server has sealed, indexed and handed over what was loaded, its times drift."""
+    if index.is_lite:
+        return
+    while index._table.call("describe_index", index_name="vector")["indexed_rows"] < rows:
+        time.sleep(0.5)
+    time.sleep(10)
 
 
-def _adding(
-    index: MilvusCollection, client: MilvusClient, rules: Normalizer
-) -> dict[str, Callable[[], object]]:
-    given = descriptors(ADDED, 11)
-    lifted = rules.references(given)
-    raw_ids = [f"raw-{i:08d}" for i in range(ADDED)]
-    our_ids = [f"our-{i:08d}" for i in range(ADDED)]
-    verb = client.insert if index.is_lite else client.upsert
-
-    def raw() -> None:
-        rows = [{"id": i, "vector": v} for i, v in zip(raw_ids, lifted, strict=True)]
-        verb("adapter", rows)
-
-    return {"raw": raw, "adapter": lambda: index.add(our_ids, given)}
-
-
-def _stream(rows: int, batch: int = 4096) -> Iterator[Batch]:
-    for begin in range(0, rows, batch):
-        count = min(batch, rows - begin)
-        yield [f"photo-{i:08d}" for i in range(begin, begin + count)], descriptors(count, begin)
+# ------------------------------------------------------------------ the big build
 
 
 def build(rows: int) -> None:
-    """Build and save in this process; print the memory it took."""
+    """Build from a stream and save, in this process; print the memory it took and the time."""
     rules = Normalizer.fit(descriptors(BACKGROUND, 1))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    begin = time.perf_counter()
     index = FaissIndex(rules)
-    index.add_batches(_stream(rows))
+    index.add_batches(stream(rows))
     with tempfile.TemporaryDirectory() as folder:
         index.save(Path(folder) / "index.faiss")
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(before // 1024, after // 1024)
+    seconds = time.perf_counter() - begin
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    print(before, peak, round(seconds))
+
+
+def build_apart(rows: int) -> Figures:
+    """The figures of ``build`` in a process of its own."""
+    command = [sys.executable, __file__, "--build", str(rows)]
+    child = subprocess.run(command, capture_output=True, check=True)
+    before, after, seconds = map(int, child.stdout.split())
+    return {
+        "rows": rows,
+        "dim": DIM,
+        "stored_mib": rows * (DIM + 2) * 4 >> 20,
+        "peak_mib_above_start": after - before,
+        "seconds_with_save": seconds,
+    }
 
 
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--milvus-rows", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=9)
@@ -214,36 +311,25 @@ def main() -> None:
     if options.build:
         build(options.build)
         return
-    child = subprocess.run(
-        [sys.executable, __file__, "--build", str(options.rows)], capture_output=True, check=True
-    )
-    before, after = map(int, child.stdout.split())
-    figures: dict[str, object] = {
-        "build": {
-            "rows": options.rows,
-            "dim": DIM,
-            "vectors_mib": options.rows * (DIM + 2) * 4 >> 20,
-            "peak_mib_above_start": after - before,
-        }
-    }
     rules = Normalizer.fit(descriptors(BACKGROUND, 1))
-    for factory in ("Flat", "IVF256,Flat"):
-        figures[f"search_faiss_{factory}"] = faiss_search(
-            rules, options.rows, factory, options.rounds
-        )
-    for factory in ("Flat", "IVF256,Flat", "HNSW32"):
-        rows = options.rows // (50 if factory == "HNSW32" else 4)
-        figures[f"add_faiss_{factory}"] = faiss_add(rules, rows, factory, options.rounds // 2 + 1)
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "bench.db")
-        figures["milvus_lite"] = milvus(rules, path, options.milvus_rows, options.rounds)
-        with running(Path(folder) / "milvus") as server:
-            figures["milvus_server"] = milvus(
-                rules, server.uri, options.milvus_rows, options.rounds
-            )
-    for name, figure in figures.items():
-        print(name, figure)
-    print(results.write("search", figures))
+    for part in options.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            if part == "build":
+                figures = build_apart(options.rows)
+            elif part == "faiss":
+                figures = on_faiss(rules, options.rows, options.rounds)
+            elif part == "lite":
+                place = str(Path(folder) / "photos.db")
+                figures = on_milvus(
+                    rules, "Milvus Lite", place, options.milvus_rows, options.rounds
+                )
+            else:
+                with running(Path(folder)) as server:
+                    figures = on_milvus(
+                        rules, "Milvus 2.3.5", server.uri, options.milvus_rows, options.rounds
+                    )
+        print(part, figures)
+        print(results.write(f"search_{part}", figures))
 
 
 if __name__ == "__main__":

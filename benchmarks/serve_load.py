@@ -1,10 +1,10 @@
 """Load on `sscd-vec serve`: many clients at once for a minute, statuses, latencies and memory.
 
-    python benchmarks/serve_load.py --model MODEL [--clients 50] [--seconds 60]
+    python benchmarks/serve_load.py [--model MODEL] [--clients 50] [--seconds 60]
 
 Starts the real program on a bank of drawn pictures. Each client searches for an edited copy again
 and again, with a fresh choice of picture. An error is any answer but 200; memory is the server's
-resident set, sampled each second.
+resident set, sampled each second and compared before, in the first and in the second half.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 import httpx2 as httpx
 import numpy as np
 import results
+from command_model import default_model, label, open_encoder
 
 from sscd_vec.cli.pictures import EDITS, draw
 
@@ -30,7 +31,7 @@ PICTURES = 48
 def main() -> None:
     """Make a bank, start the server, load it, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="what `sscd-vec index --model` takes")
+    parser.add_argument("--model", help="a model or imagenet:TRUNK; the shipped one by default")
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--concurrent", type=int, default=16)
@@ -40,10 +41,14 @@ def main() -> None:
         photos.mkdir()
         for seed in range(PICTURES):
             draw(seed).save(photos / f"{seed:03}.jpg", quality=90)
+        model = asked.model or default_model()
+        if model.startswith("imagenet:"):
+            open_encoder(model).save_pretrained(Path(folder, "model"))
+            model = str(Path(folder, "model"))
         bank = Path(folder, "bank.faiss")
         program = [sys.executable, "-m", "sscd_vec"]
         environment = {**os.environ, "SSCD_VEC_CACHE": str(Path(folder, "cache"))}
-        index = [*program, "index", str(photos), "--to", str(bank), "--model", asked.model]
+        index = [*program, "index", str(photos), "--to", str(bank), "--model", model]
         subprocess.run(index, check=True, env=environment)
         serve = [*program, "serve", str(bank), "--port", "0", "--concurrent", str(asked.concurrent)]
         server = subprocess.Popen(serve, stderr=subprocess.PIPE, text=True, env=environment)
@@ -54,7 +59,7 @@ def main() -> None:
             server.terminate()
             server.wait(20)
     print(figures)
-    results.write("serve_load", figures)
+    results.write("serve_load", {"model": label(asked.model), **figures})
 
 
 async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str, object]:

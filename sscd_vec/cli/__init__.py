@@ -4,8 +4,6 @@ Command files import only light things at their top, so that ``--help`` answers 
 command works with is loaded when it runs.
 """
 
-import functools
-import traceback
 from collections.abc import Callable
 
 import typer
@@ -34,34 +32,6 @@ app = typer.Typer(
 )
 
 
-def with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with errors as one line and an exit code; a traceback with SSCD_VEC_DEBUG=1."""
-
-    @functools.wraps(command)
-    def run(*arguments: object, **options: object) -> None:
-        try:
-            command(*arguments, **options)
-        except KeyboardInterrupt:
-            console.warn("interrupted; what was finished is kept, run the same command to go on")
-            raise typer.Exit(console.INTERRUPTED) from None
-        except (
-            console.Failure,
-            OSError,
-            ValueError,
-            TypeError,
-            RuntimeError,
-            ImportError,
-        ) as error:
-            if isinstance(error, typer.Exit):
-                raise
-            if console.debug():
-                traceback.print_exc()
-            console.warn(f"error: {error}")
-            raise typer.Exit(console.FAILED) from error
-
-    return run
-
-
 normalize = typer.Typer(help="Fit a normalizer: whitening and score normalization.")
 _NORMALIZE: dict[str, Callable[..., None]] = {"fit": fit, "table": table}
 _COMMANDS: dict[str, Callable[..., None]] = {
@@ -78,9 +48,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
 }
 for name, command in _NORMALIZE.items():
-    normalize.command(name)(with_exit_codes(command))
+    normalize.command(name, help=console.help_text(command))(console.with_exit_codes(command))
 for name, command in _COMMANDS.items():
-    app.command(name)(with_exit_codes(command))
+    app.command(name, help=console.help_text(command))(console.with_exit_codes(command))
 app.add_typer(normalize, name="normalize")
 
 

@@ -9,6 +9,7 @@ import typer
 from sscd_vec.cli.console import (
     NO_MATCH,
     DeviceOption,
+    Failure,
     JsonOption,
     ModelOption,
     NormalizerOption,
@@ -46,6 +47,9 @@ def compare(
     """
     from sscd_vec.cli.session import open_encoder, open_normalizer, threshold_for
 
+    for path in (first, second):
+        if not path.is_file():
+            raise Failure(f"{path}: no such file")
     encoder = open_encoder(model, device)
     fitted = open_normalizer(normalizer, model, encoder)
     rows = encoder.encode([first, second], show_progress=False)

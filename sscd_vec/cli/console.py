@@ -4,21 +4,30 @@ Results go to standard output, everything else to standard error. On a terminal 
 table; in a pipe they are plain tab-separated lines, and nothing is said beside them.
 """
 
+import functools
+import importlib.util
+import inspect
 import json
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
 DONE, FAILED, USAGE, SOME_UNREADABLE, NO_MATCH, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-EXIT_CODES = """Exit codes: 0 done; 1 failed (the reason is on standard error); 2 wrong usage;
-3 done, but some files could not be read; 4 no copy found (search and compare with --exit-code);
-130 interrupted (what was finished is kept; run the same command again to go on)."""
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed (the reason is on standard error); 2 wrong usage; 3 done, but "
+    "some files could not be read; 4 no copy found (search and compare with --exit-code); 130 "
+    "interrupted (what was finished is kept; run the same command again to go on)."
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 ModelOption = Annotated[
@@ -42,6 +51,51 @@ CacheOption = Annotated[
 
 class Failure(Exception):
     """An error the user can act on; its text is printed alone, without a traceback."""
+
+
+def with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with errors as one line and an exit code; a traceback with SSCD_VEC_DEBUG=1."""
+
+    @functools.wraps(command)
+    def run(*arguments: object, **options: object) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            warn("interrupted; what was finished is kept, run the same command to go on")
+            raise typer.Exit(INTERRUPTED) from None
+        except (
+            Failure,
+            OSError,
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ImportError,
+        ) as error:
+            if isinstance(error, typer.Exit):
+                raise
+            if debug():
+                traceback.print_exc()
+            warn(f"error: {_sentence(error)}")
+            _hint_at_heic(str(error))
+            raise typer.Exit(FAILED) from error
+
+    return run
+
+
+def _sentence(error: Exception) -> str:
+    """An error's text; the system's own errors without their number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        name = os.fsencode(error.filename).decode("utf-8", "backslashreplace")
+        return f"{name}: {error.strerror}"
+    return str(error)
+
+
+def help_text(command: Callable[..., None]) -> str:
+    """The command's docstring for any width of terminal: paragraphs flow, examples keep lines."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(
+        text if text.startswith(" ") else " ".join(text.split()) for text in paragraphs
+    )
 
 
 def say(text: str) -> None:
@@ -71,12 +125,15 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], title: 
     from rich.table import Table
 
     numeric = [all(isinstance(row[i], float) for row in rows) for i in range(len(columns))]
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for column, is_number in zip(columns, numeric, strict=True):
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(_plain(cell)) for cell in row))
-    Console().print(table)
+        table.add_row(*(escape(_plain(_near(cell))) for cell in row))
+    screen = Console()
+    if title:
+        screen.print(escape(title), style="italic")
+    screen.print(table)
 
 
 @contextmanager
@@ -90,36 +147,31 @@ def progress(title: str, total: int | None) -> Iterator["Advance"]:
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield Advance(
-            lambda count: bar.advance(task, count), lambda count: bar.update(task, total=count)
-        )
+        yield Advance(bar, bar.add_task(title, total=total))
 
 
 class Advance:
     """Advances a progress bar, or nothing."""
 
-    def __init__(
-        self,
-        step: Callable[[int], None] | None = None,
-        expect: Callable[[int], None] | None = None,
-    ) -> None:
-        """Keep the functions."""
-        self._step = step
-        self._expect = expect
+    def __init__(self, bar: "Progress | None" = None, task: "TaskID | None" = None) -> None:
+        """Keep the bar."""
+        self._bar = bar
+        self._task = task
 
     def __call__(self, count: int = 1) -> None:
         """Go on by ``count``."""
-        if self._step is not None:
-            self._step(count)
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task, count)
 
-    def expect(self, total: int) -> None:
-        """Say how many there will be, once that is known."""
-        if self._expect is not None:
-            self._expect(total)
+    def stage(self, title: str, total: int) -> None:
+        """Begin another stretch of work on the same line."""
+        if self._bar is not None and self._task is not None:
+            self._bar.reset(self._task, total=total, description=title)
 
 
-def list_unreadable(problems: Sequence[tuple[str, str]], shown: int = 8) -> None:
+def list_unreadable(
+    problems: Sequence[tuple[str, str]], what: str = "could not be read", shown: int = 8
+) -> None:
     """Name the files that could not be read, by reason, at the end, on standard error."""
     if not problems:
         return
@@ -128,13 +180,26 @@ def list_unreadable(problems: Sequence[tuple[str, str]], shown: int = 8) -> None
         # "truncated (7 bytes …)" and "truncated (12 bytes …)" are one reason to a reader.
         by_reason.setdefault(re.sub(r" \([^()]*\)$", "", reason), []).append(path)
     count = len(problems)
-    warn(f"{count} file{'' if count == 1 else 's'} could not be read:")
+    warn(f"{count} file{'' if count == 1 else 's'} {what}:")
     for reason, paths in by_reason.items():
         warn(f"  {_plain(reason)} ({len(paths)})")
         for path in paths[:shown]:
-            warn(f"    {_plain(path)}")
+            warn(f"    {_plain(_near(path) if sys.stderr.isatty() else path)}")
         if len(paths) > shown:
             warn(f"    … and {len(paths) - shown} more (--json lists them all)")
+    _hint_at_heic(" ".join(path for path, _ in problems))
+
+
+def _hint_at_heic(text: str) -> None:
+    """Say what reads a phone's photos, where one could not be read."""
+    if re.search(r"\.hei[cf]\b", text.lower()) and importlib.util.find_spec("pillow_heif") is None:
+        warn("HEIC photos are read with a plugin: pip install pillow-heif")
+
+
+def _near(cell: object) -> object:
+    """A path below the current folder as a person would type it; everything else as it is."""
+    here = os.path.join(os.getcwd(), "")
+    return cell.removeprefix(here) if isinstance(cell, str) else cell
 
 
 def _plain(cell: object) -> str:

@@ -66,7 +66,13 @@ def dedup(
         sscd-vec dedup ~/photos --report copies.html
         sscd-vec dedup ~/photos --move-to ~/copies --do-it
     """
-    from sscd_vec.cli.session import need_threshold, open_cache, open_encoder, open_normalizer
+    from sscd_vec.cli.session import (
+        model_name,
+        need_threshold,
+        open_cache,
+        open_encoder,
+        open_normalizer,
+    )
     from sscd_vec.photos.dedup_files import Progress, find_copies
     from sscd_vec.photos.folder import shown
     from sscd_vec.photos.report import write_report
@@ -87,7 +93,7 @@ def dedup(
             threshold=limit,
             cache=known,
             heatmaps=heatmaps and report is not None,
-            on_progress=Progress(found=advance.expect, encoded=advance),
+            on_progress=Progress(advance.stage, advance),
         )
     if report is not None:
         write_report(
@@ -96,20 +102,22 @@ def dedup(
             threshold=limit,
             scanned=found.scanned,
             unreadable=len(found.unreadable),
-            model=model or "shipped model",
+            model=Path(model_name(model)).name,
             title="Copies in " + ", ".join(shown(path.name or path) for path in photos),
         )
         say(f"report: {report}")
     if table is not None:
         _write_csv(table, found)
-    actions = _actions(found, move_to, hardlink, dry_run)
+    untouched: list[tuple[str, str]] = []
+    actions = _actions(found, move_to, hardlink, dry_run, untouched)
     unreadable = [(shown(problem.path), problem.reason) for problem in found.unreadable]
     if as_json:
-        print_json(_document(found, actions, dry_run, unreadable))
+        print_json(_document(found, actions, dry_run, unreadable, untouched))
     else:
         _print(found, actions, dry_run)
         list_unreadable(unreadable)
-    if unreadable:
+        list_unreadable(untouched, "could not be moved and stay" if move_to else "stay as they are")
+    if unreadable or untouched:
         raise typer.Exit(SOME_UNREADABLE)
 
 
@@ -138,9 +146,13 @@ def rows_of(found: "Copies") -> list[tuple[int, str, float | None, bool, int, in
 
 
 def _actions(
-    found: "Copies", move_to: Path | None, hardlink: bool, dry_run: bool
+    found: "Copies",
+    move_to: Path | None,
+    hardlink: bool,
+    dry_run: bool,
+    untouched: list[tuple[str, str]],
 ) -> list[dict[str, str]]:
-    """Move or link the copies, or say what would be done."""
+    """Move or link the copies, or say what would be done; what cannot be is added to the last."""
     from sscd_vec.photos.folder import shown
 
     done: list[dict[str, str]] = []
@@ -149,17 +161,18 @@ def _actions(
     for group in found.groups:
         for copy in group.copies:
             path = copy.picture.path
-            if hardlink:
-                if not _same_bytes(path, group.keep.path):
-                    continue
-                if not dry_run:
-                    _link(group.keep.path, path)
-                done.append({"link": shown(path), "to": shown(group.keep.path)})
-            elif move_to is not None:
-                target = _free_name(move_to, path, {Path(action["to"]) for action in done})
-                if not dry_run:
-                    _move(path, target)
-                done.append({"move": shown(path), "to": shown(target)})
+            try:
+                if hardlink and _same_bytes(path, group.keep.path):
+                    if not dry_run:
+                        _link(group.keep.path, path)
+                    done.append({"link": shown(path), "to": shown(group.keep.path)})
+                elif move_to is not None:
+                    target = _free_name(move_to, path, {Path(action["to"]) for action in done})
+                    if not dry_run:
+                        _move(path, target)
+                    done.append({"move": shown(path), "to": shown(target)})
+            except OSError as error:  # a read-only folder, a full disk: the others go on
+                untouched.append((shown(path), error.strerror or str(error)))
     return done
 
 
@@ -190,7 +203,11 @@ def _move(path: Path, target: Path) -> None:
         if not _same_bytes(path, target):
             target.unlink()
             raise OSError(f"{target}: the copy differs from {path}; nothing was moved") from None
-    path.unlink()
+    try:
+        path.unlink()
+    except OSError:  # a read-only folder: then it stays there, and only there
+        target.unlink()
+        raise
 
 
 def _link(keep: Path, path: Path) -> None:
@@ -230,6 +247,7 @@ def _document(
     actions: list[dict[str, str]],
     dry_run: bool,
     unreadable: list[tuple[str, str]],
+    untouched: list[tuple[str, str]],
 ) -> dict[str, Any]:
     from sscd_vec.photos.folder import shown
 
@@ -258,6 +276,7 @@ def _document(
         ],
         "dry_run": dry_run,
         "actions": actions,
+        "untouched": [{"path": path, "reason": reason} for path, reason in untouched],
         "unreadable": [{"path": path, "reason": reason} for path, reason in unreadable],
     }
 
@@ -276,5 +295,10 @@ def _print(found: "Copies", actions: list[dict[str, str]], dry_run: bool) -> Non
     for action in actions:
         verb, source = next(iter(action.items()))
         say(f"{'would ' if dry_run else ''}{verb} {source} → {action['to']}")
-    if actions and dry_run:
-        warn(f"{len(actions)} files would be touched; nothing was. Add --do-it to do it.")
+    if actions:
+        count = f"{len(actions)} file{'' if len(actions) == 1 else 's'}"
+        done = {"move": "moved", "link": "linked"}[next(iter(actions[0]))]
+        if dry_run:
+            warn(f"{count} would be {done}; nothing was touched. Add --do-it to do it.")
+        else:
+            say(f"{count} {done}.")

@@ -77,7 +77,7 @@ def index(
         sscd-vec index ~/photos --to bank.faiss --prune
     """
     from sscd_vec.cli.session import open_cache, open_encoder
-    from sscd_vec.photos.encode_files import describe_files
+    from sscd_vec.photos.bank import without_credentials
     from sscd_vec.photos.folder import Unreadable, find_images, shown
 
     problems: list[Unreadable] = []
@@ -88,6 +88,8 @@ def index(
     added, saved = 0, time.monotonic()
     try:
         if todo:
+            from sscd_vec.photos.encode_files import describe_files  # loads torch
+
             encoder = encoder or open_encoder(bank.settings.model, device)
             bank.normalizer.check_encoder(encoder)
             with (
@@ -117,7 +119,7 @@ def index(
     if as_json:
         print_json(
             {
-                "bank": to,
+                "bank": without_credentials(to),
                 "found": len(images),
                 "added": added,
                 "unchanged": len(images) - len(todo),
@@ -129,7 +131,7 @@ def index(
     else:
         warn(
             f"{added} added, {len(images) - len(todo)} unchanged, {removed} removed; "
-            f"{total} pictures in {to}"
+            f"{total} pictures in {without_credentials(to)}"
         )
         list_unreadable(unreadable)
     if unreadable:
@@ -149,7 +151,7 @@ def _open(
     """Open the bank, or make it, for which the model is needed."""
     from sscd_vec.cli.session import model_name, open_encoder, open_normalizer
     from sscd_vec.normalize import Normalizer
-    from sscd_vec.photos.bank import Bank, BankSettings, exists
+    from sscd_vec.photos.bank import Bank, BankSettings, check_reachable, exists
 
     if exists(to, collection=collection, state=state):
         bank = Bank.open(to, collection=collection, state=state, token=token)
@@ -160,6 +162,7 @@ def _open(
         if normalizer is not None:
             bank.replace_normalizer(Normalizer.load(normalizer))
         return bank, None
+    check_reachable(to)
     encoder = open_encoder(model, device)
     made = Bank.create(
         to,
@@ -172,9 +175,11 @@ def _open(
 
 
 def _other(to: str, option: str, has: str, given: str) -> Failure:
+    from sscd_vec.photos.bank import without_credentials
+
     return Failure(
-        f"{to} was made with {option} {has}, got {given}; leave it out, or make a new bank under "
-        "another name"
+        f"{without_credentials(to)} was made with {option} {has}, got {given}; leave it out, or "
+        "make a new bank under another name"
     )
 
 

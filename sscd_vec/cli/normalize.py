@@ -1,21 +1,38 @@
 """``sscd-vec normalize fit``, ``normalize table`` and ``calibrate``: descriptors in, one file out.
 
-Descriptors are ``.npy`` files ``(n, d)``, memory-mapped, or ``.safetensors`` files that hold one
-such array (or one named ``descriptors``).
+``fit`` and ``calibrate`` take folders of photos too, which are encoded first.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from sscd_vec import plots
-from sscd_vec.cli.console import FAILED, JsonOption, print_json, print_rows, say, warn
+from sscd_vec.cli.console import (
+    FAILED,
+    SOME_UNREADABLE,
+    CacheOption,
+    DeviceOption,
+    JsonOption,
+    ModelOption,
+    print_json,
+    print_rows,
+    say,
+    warn,
+)
+from sscd_vec.cli.descriptors import (
+    PhotoReader,
+    Rows,
+    batches,
+    read_descriptors,
+    read_halves,
+    read_rows,
+)
 from sscd_vec.metrics import micro_average_precision
 from sscd_vec.normalize import (
     Kind,
@@ -29,12 +46,22 @@ from sscd_vec.predictions import GroundTruth, Predictions, read_ground_truth
 
 DescriptorFile = Annotated[Path, typer.Option(help="Descriptors, .npy or .safetensors.")]
 OptionalDescriptors = Annotated[
-    Path | None, typer.Option(help="Descriptors, .npy or .safetensors.")
+    Path | None, typer.Option(help="Descriptors, .npy or .safetensors, or a folder of photos.")
+]
+OptionalGroups = Annotated[
+    Path | None,
+    typer.Option(help="With --kind tiled and a descriptor file: .npy with the image of each row."),
+]
+Tiles = Annotated[
+    int, typer.Option(min=1, max=4, help="With --kind tiled and photos: crops per side.")
 ]
 
 
 def fit(
-    background: Annotated[list[Path], typer.Argument(help="Descriptors of background images.")],
+    background: Annotated[
+        list[Path],
+        typer.Argument(help="Descriptors of background images, or folders of such photos."),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The normalizer file to write.")],
     whitening: Annotated[
         Literal["whiten", "centre", "none"], typer.Option(help="The paper's is whiten.")
@@ -50,18 +77,26 @@ def fit(
         int | None, typer.Option(help="Keep a sample of this many rows for the bias.")
     ] = None,
     encoder: Annotated[str | None, typer.Option(help="Fingerprint of the encoder.")] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit whitening and score normalization on background descriptors."""
+    """Fit whitening and score normalization on images like yours that are not among yours.
+
+    sscd-vec normalize fit ~/other-photos --out normalizer.safetensors
+    sscd-vec normalize fit background.npy --out normalizer.safetensors
+    """
+    photos = PhotoReader(model, device, cache)
     try:
         normalizer = Normalizer.fit(
-            _batches(background),
+            batches(background, photos),
             whitening=None if whitening == "none" else whitening,
             dim=dim,
             eps="oas" if shrink else 0.0,
             l2_before=l2_before,
             score_norm=None if score_norm == "none" else ScoreNorm.parse(score_norm),
-            encoder=encoder,
+            encoder=photos.encoder if any(map(Path.is_dir, background)) else encoder,
             keep_background="float16" if half else "float32",
             background_size=background_size,
         )
@@ -69,6 +104,8 @@ def fit(
     except (OSError, ValueError, TypeError) as error:
         raise _failed(error) from error
     _report(normalizer, out, as_json)
+    if photos.list_unreadable():
+        raise typer.Exit(SOME_UNREADABLE)
 
 
 def calibrate_threshold(
@@ -86,31 +123,66 @@ def calibrate_threshold(
     ] = "query",
     bank_size: Annotated[int | None, typer.Option(help="References in the bank in use.")] = None,
     kind: Annotated[
-        Literal["search", "symmetric"], typer.Option(help="Which score; symmetric for dedup.")
+        Literal["search", "symmetric", "tiled"],
+        typer.Option(help="Which score: search, symmetric for dedup and compare, tiled."),
     ] = "search",
+    tiles: Tiles = 2,
+    reference_tiles: Tiles = 1,
+    query_groups: OptionalGroups = None,
+    reference_groups: OptionalGroups = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the scores and the threshold.")] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    cache: CacheOption = True,
     as_json: JsonOption = False,
 ) -> None:
     """Find the threshold for a false-match rate or a precision, and store it.
 
-    Without --queries the normalizer's own background is split and used. With --precision, row i of
-    queries, references and labels is one labelled candidate pair.
+    Without --queries the normalizer's own background is split and used; one folder of photos is
+    split into queries and references. The photos must be no copies of each other. With --precision,
+    row i of queries, references and labels is one labelled candidate pair.
+
+    Tiled scores (search --tiles, index --tiles) are calibrated for the crops they are used with:
+    --tiles of the queries, --reference-tiles of the bank.
+
+        sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
+        sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
+            --kind tiled --tiles 2
     """
     chosen: Kind = kind
+    photos = PhotoReader(model, device, cache)
+    crops = (tiles, reference_tiles) if kind == "tiled" else (1, 1)
     try:
         before = Normalizer.load(normalizer)
+        if any(path is not None and path.is_dir() for path in (queries, references)):
+            before.check_encoder(photos.encoder)
+        sides: list[Rows | None] = [None, None]
+        if kind == "tiled" and queries is not None and queries.is_dir() and references is None:
+            sides = [*read_halves(queries, photos, *crops)]
+        else:
+            for side, (path, groups) in enumerate(
+                ((queries, query_groups), (references, reference_groups))
+            ):
+                if path is not None:
+                    sides[side] = read_rows(path, photos, crops[side], groups)
+        asked, bank = sides
         result = calibrate(
             before,
-            None if queries is None else read_descriptors(queries),
-            None if references is None else read_descriptors(references),
+            None if asked is None else asked.descriptors,
+            None if bank is None else bank.descriptors,
             None if labels is None else np.load(labels),
             false_match_rate=false_match_rate,
             precision=precision,
             per=per,
             bank_size=bank_size,
             kind=chosen,
+            query_groups=None if asked is None else asked.groups,
+            reference_groups=None if bank is None else bank.groups,
         )
-        after = before.with_threshold(result.threshold)
+        found = result.threshold
+        if kind == "tiled":
+            found = replace(found, note="; ".join(filter(None, (found.note, _layout(asked, bank)))))
+        after = before.with_threshold(found)
         after.save(out)
         if plot is not None:
             figure = plots.score_histogram(
@@ -123,9 +195,11 @@ def calibrate_threshold(
             plots.save(figure, plot)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise _failed(error) from error
-    if result.threshold.note:
-        say(result.threshold.note)
+    if found.note:
+        say(found.note)
     _report(after, out, as_json)
+    if photos.list_unreadable():
+        raise typer.Exit(SOME_UNREADABLE)
 
 
 @dataclass(frozen=True)
@@ -222,33 +296,15 @@ def score_norm_table(
     return found
 
 
-def read_descriptors(path: Path) -> NDArray[Any]:
-    """One ``(n, d)`` array from a ``.npy`` (memory-mapped) or ``.safetensors`` file.
-
-    Raises:
-        ValueError: If the file holds no such array, or several and none named ``descriptors``.
-    """
-    if path.suffix == ".npy":
-        array: NDArray[Any] = np.load(path, mmap_mode="r")
-        return array
-    if path.suffix != ".safetensors":
-        raise ValueError(f"{path}: expected a .npy or .safetensors file of descriptors")
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = list(file.keys())
-            if len(names) > 1 and "descriptors" not in names:
-                raise ValueError(
-                    f"{path}: expected one array, or one named 'descriptors', got {names}"
-                )
-            tensor: NDArray[Any] = file.get_tensor(names[0] if len(names) == 1 else "descriptors")
-            return tensor
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
-
-
-def _batches(paths: Sequence[Path]) -> Iterator[NDArray[Any]]:
-    for path in paths:
-        yield read_descriptors(path)
+def _layout(queries: Rows | None, references: Rows | None) -> str:
+    """How many crops an image has, on either side, for the note of a tiled threshold."""
+    sizes = [
+        1
+        if rows is None or rows.groups is None
+        else np.unique(rows.groups, return_counts=True)[1].max()
+        for rows in (queries, references)
+    ]
+    return f"crops per image: {sizes[0]} of a query, {sizes[1]} of a reference"
 
 
 def _ids(path: Path | None, count: int) -> list[str]:

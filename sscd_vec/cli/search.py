@@ -66,7 +66,7 @@ def search(
         sscd-vec search suspects/ --in bank.faiss --json
     """
     from sscd_vec.cli.session import open_encoder, threshold_for
-    from sscd_vec.photos.bank import Bank
+    from sscd_vec.photos.bank import Bank, without_credentials
     from sscd_vec.photos.descriptor_cache import DescriptorCache
     from sscd_vec.photos.folder import Unreadable, find_images, shown
 
@@ -98,7 +98,7 @@ def search(
     if as_json:
         print_json(
             {
-                "bank": bank,
+                "bank": without_credentials(bank),
                 "threshold": limit,
                 "results": results,
                 "unreadable": [{"path": p, "reason": r} for p, r in unreadable],

@@ -1,5 +1,6 @@
 """``sscd-vec serve``: the bank as a web page and a JSON API."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -48,6 +49,10 @@ def serve(
     state: StateOption = None,
     milvus_token: TokenOption = None,
     device: DeviceOption = None,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Say where it listens as one line of JSON on standard output."),
+    ] = False,
 ) -> None:
     """Serve a bank on this machine: a page to drop images on, and a JSON API.
 
@@ -62,7 +67,7 @@ def serve(
             f"--host {host} opens the bank to other machines: set a --token too (or "
             "SSCD_VEC_TOKEN), and put TLS in front of it"
         )
-    from sscd_vec.photos.bank import Bank
+    from sscd_vec.photos.bank import Bank, without_credentials
 
     opened = Bank.open(bank, collection=collection, state=state, token=milvus_token)
     try:
@@ -105,7 +110,12 @@ def serve(
     listening = config.bind_socket()
     listening.listen(1024)  # from here on a client waits instead of being refused
     shown = f"[{host}]" if ":" in host else host
-    warn(f"serving {bank} on http://{shown}:{listening.getsockname()[1]} (Ctrl-C stops)")
+    url = f"http://{shown}:{listening.getsockname()[1]}"
+    if as_json:
+        facts = {"url": url, "bank": without_credentials(bank), "pictures": len(opened)}
+        typer.echo(json.dumps(facts))  # one line, flushed: the server goes on after it
+    else:
+        warn(f"serving {without_credentials(bank)} on {url} (Ctrl-C stops)")
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

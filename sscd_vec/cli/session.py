@@ -1,5 +1,6 @@
 """The encoder and the normalizer a command works with."""
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ def open_encoder(model: str | None, device: str | None = None) -> "Encoder":
     """
     from sscd_vec.encoder import Encoder
 
+    _read_heic()
     say(f"loading model {model or '(shipped)'} …")
     try:
         if model is None:
@@ -31,6 +33,15 @@ def open_encoder(model: str | None, device: str | None = None) -> "Encoder":
         raise Failure(
             f"no model to work with: {error}\nPass one with --model NAME|FOLDER|FILE."
         ) from error
+
+
+def _read_heic() -> None:
+    """Let Pillow read a phone's HEIC photos, where ``pillow-heif`` is installed."""
+    try:
+        plugin = importlib.import_module("pillow_heif")
+    except ImportError:
+        return
+    plugin.register_heif_opener()
 
 
 def model_name(model: str | None) -> str:

@@ -2,12 +2,13 @@
 
 import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sscd_vec.cli.console import INTERRUPTED
+from sscd_vec.cli.console import INTERRUPTED, JsonOption, print_json, with_exit_codes
 
 SKIPPED = "skipped.txt"
 
@@ -51,8 +52,16 @@ def train(
         typer.Option("--set", help="Any other setting: --set tau=0.07 --set recipe.jpeg=0.4"),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Train an encoder on your photos; writes a folder that Encoder.from_pretrained reads."""
+    """Train an encoder on your photos; writes a folder that Encoder.from_pretrained reads.
+
+    Progress is logged to standard error. Interrupted, it saves and exits with 130; --resume goes
+    on to the bit.
+
+        sscd-vec train ~/photos --out run --init-from imagenet --trunk efficientnet_lite0
+        sscd-vec train --resume run
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     given = {
         "init_from": init_from,
@@ -72,15 +81,13 @@ def train(
         "seed": seed,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    try:
-        _train(photos or [], out, config, resume, preview, changes | _parsed(set_ or []), device)
-    except (ValueError, FileExistsError, FileNotFoundError, ImportError, RuntimeError) as error:
-        raise typer.BadParameter(str(error)) from error
+    changes |= _parsed(set_ or [])
+    _train(photos or [], out, config, resume, preview, changes, device, as_json)
 
 
 def main() -> None:
     """Entry point of ``python -m sscd_vec.trainer``, for torchrun."""
-    typer.run(train)
+    typer.run(with_exit_codes(train))
 
 
 def _train(
@@ -91,6 +98,7 @@ def _train(
     preview: Path | None,
     changes: dict[str, Any],
     device: str | None,
+    as_json: bool,
 ) -> None:
     from sscd_vec.trainer import TrainConfig, Trainer
     from sscd_vec.trainer.trainer import PHOTOS
@@ -109,19 +117,25 @@ def _train(
         from sscd_vec.trainer.preview import write_preview
 
         write_preview(trainer, photos, preview)
-        typer.echo(f"wrote {preview}")
+        if as_json:
+            print_json({"preview": str(preview)})
+        else:
+            typer.echo(f"wrote {preview}")
         return
     if folder is None:
         raise ValueError("no folder to write to: give --out run/")
     result = trainer.fit(photos, folder, resume=resume is not None)
     if not trainer.ranks.first:
         return
-    if result.skipped:
+    if as_json:
+        print_json({**asdict(result), "out": str(result.out)})
+    elif result.skipped:
         typer.echo(f"{result.skipped} unreadable photos skipped: {folder / SKIPPED}", err=True)
     if not result.finished:
         typer.echo(f"saved after {result.steps} steps: sscd-vec train --resume {folder}", err=True)
         raise typer.Exit(INTERRUPTED)
-    typer.echo(f"wrote {folder}: Encoder.from_pretrained({str(folder)!r})")
+    if not as_json:
+        typer.echo(f"wrote {folder}: Encoder.from_pretrained({str(folder)!r})")
 
 
 def _parsed(assignments: list[str]) -> dict[str, Any]:

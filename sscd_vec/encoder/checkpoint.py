@@ -9,7 +9,7 @@ import json
 import os
 import pickle
 import re
-import tempfile
+import secrets
 import warnings
 import zipfile
 import zlib
@@ -131,6 +131,7 @@ def write_pretrained(
             "weights_sha256": file_sha256(weights),
         }
         settings.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        weights.chmod(settings.stat().st_mode)  # safetensors makes files for their owner alone
         os.replace(weights, folder / WEIGHTS_FILE)
         os.replace(settings, folder / CONFIG_FILE)
     finally:
@@ -250,6 +251,5 @@ def _config_in(described: object) -> EncoderConfig | None:
 
 
 def _temporary(folder: Path) -> Path:
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".writing-")
-    os.close(handle)
-    return Path(name)
+    # Not tempfile's: that is readable by its owner alone, and stays so when renamed.
+    return folder / f".writing-{secrets.token_hex(8)}"

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from sscd_vec.encoder.pipeline import Encoded
 from sscd_vec.encoder.precision import Precision
 from sscd_vec.encoder.preprocess import normalize, resize, split_pixels, target_size
 from sscd_vec.encoder.progress import progress_bar
+
+if TYPE_CHECKING:
+    from sscd_vec.encoder.backends.native import TorchBackend
 
 OnError = Literal["raise", "skip"]
 Decode = Literal["fast", "exact"]
@@ -66,7 +69,7 @@ class Encoder:
         self.precision: Precision = precision
         self.device = torch.device(device) if device is not None else _default_device(backend)
         check_backend(backend, self.device, precision)
-        self._opened: tuple[object, Backend] | None = None
+        self._opened: dict[tuple[BackendName, Precision], tuple[object, Backend]] = {}
         self._fingerprint: tuple[object, str] | None = None
 
     @classmethod
@@ -322,15 +325,13 @@ class Encoder:
         """
         from sscd_vec.encoder.heatmap import match_heatmap
 
-        return match_heatmap(self.model, load_pixels(image), load_pixels(other), self.device)
+        # Whatever runs the encoder: torch alone gives the map before pooling.
+        backend = cast("TorchBackend", self._open("torch", "float32", self.device))
+        return match_heatmap(backend.model, load_pixels(image), load_pixels(other), self.device)
 
     def _forward(self, device: torch.device) -> pipeline.Describe:
         """A function from uint8 ``(n, h, w, 3)`` to descriptors, for the current weights."""
-        version = (self._version(), device)
-        if self._opened is None or self._opened[0] != version:
-            backend = open_backend(self.backend, self.model, device, self.precision)
-            self._opened = version, backend
-        backend, config = self._opened[1], self.config
+        backend, config = self._open(self.backend, self.precision, device), self.config
 
         def describe(images: Tensor) -> NDArray[np.float32]:
             parts = [
@@ -340,6 +341,15 @@ class Encoder:
             return torch.cat(parts).numpy()
 
         return describe
+
+    def _open(self, name: BackendName, precision: Precision, device: torch.device) -> Backend:
+        """What runs the network with the current weights; kept until they change."""
+        version = (self._version(), device)
+        kept = self._opened.get((name, precision))
+        if kept is None or kept[0] != version:
+            kept = version, open_backend(name, self.model, device, precision)
+            self._opened[name, precision] = kept
+        return kept[1]
 
     def _version(self) -> tuple[tuple[int, int], ...]:
         """Tells whether weights were written to or replaced since the last time."""

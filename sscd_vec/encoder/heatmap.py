@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from sscd_vec.encoder.backends.fold import inference_copy
 from sscd_vec.encoder.images import ImageInput, Pixels, load_pixels
 from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.encoder.preprocess import preprocess
@@ -31,7 +30,7 @@ def match_heatmap(
     """Compare every place of ``image`` with the whole of ``other``.
 
     Args:
-        model: Gives the descriptors; it is copied, not changed.
+        model: Gives the descriptors, as it is: on ``device``, in eval mode.
         image: Pixels ``(h, w, 3)`` to map.
         other: Pixels of the image to look for.
         device: Where to compute; the CPU by default.
@@ -39,7 +38,6 @@ def match_heatmap(
     Returns:
         Cosine similarities, float32 ``(h, w)``: the map's, interpolated bilinearly over ``image``.
     """
-    model = inference_copy(model).to(device or "cpu")
     descriptor = model(preprocess(other, model.config).to(device or "cpu"))  # (1, d)
     places = _descriptor_map(model, preprocess(image, model.config).to(device or "cpu"))
     similarity = torch.einsum("nhwd,nd->nhw", places, descriptor)

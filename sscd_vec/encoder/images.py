@@ -233,7 +233,8 @@ def _from_pil(image: Image.Image) -> Pixels:
     image.load()  # the first frame of an animation
     transpose = _TRANSPOSE.get(_orientation(image))
     upright = image if transpose is None else image.transpose(transpose)
-    return np.array(_to_rgb(upright), np.uint8)
+    # Not np.array(image): that goes through a second buffer, and faulting it in takes longer.
+    return np.asarray(_to_rgb(upright), np.uint8).copy()
 
 
 def _orientation(image: Image.Image) -> int:

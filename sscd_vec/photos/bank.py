@@ -10,10 +10,12 @@ never pictures that are missing.
 import json
 import os
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ Backend = Literal["faiss", "milvus"]
 
 FORMAT = 1
 LONGEST_ID = 8192  # bytes: a path and the number of a crop
+MILVUS_PORT, KNOCK_SECONDS = 19530, 5.0
 SETTINGS, NORMALIZER, PICTURES, UPLOADS = (
     "settings.json",
     "normalizer.safetensors",
@@ -149,9 +152,10 @@ class Bank:
         """
         folder = state_folder(location, collection, state)
         if not exists(location, collection=collection, state=state):
+            elsewhere = ", or name its folder with --state" if "://" in location else ""
             raise BankError(
-                f"there is no bank at {location} ({folder} is missing); make one with "
-                f"`sscd-vec index PHOTOS --to {location}`"
+                f"there is no bank at {without_credentials(location)} ({folder} is missing); make "
+                f"one with `sscd-vec index PHOTOS --to {without_credentials(location)}`{elsewhere}"
             )
         plain = json.loads((folder / SETTINGS).read_text("utf-8"))
         if plain.get("format") != FORMAT:
@@ -227,7 +231,7 @@ class Bank:
         """
         if normalizer.reference_fingerprint != self.normalizer.reference_fingerprint:
             raise BankError(
-                f"{self.location} was built with reference fingerprint "
+                f"{without_credentials(self.location)} was built with reference fingerprint "
                 f"{self.normalizer.reference_fingerprint}, this normalizer has "
                 f"{normalizer.reference_fingerprint}; make a new bank for it"
             )
@@ -300,9 +304,33 @@ def state_folder(location: str, collection: str, state: Path | None = None) -> P
     if state is not None:
         return state
     if "://" in location:
-        address = re.sub(r"^\w+://(?:[^@/]*@)?", "", location)  # no credentials in a name
+        address = without_credentials(location).partition("://")[2]
         return Path(re.sub(r"[^\w.-]+", "-", address).strip("-") + f"-{collection}.bank")
     return Path(location + ".bank")
+
+
+def without_credentials(location: str) -> str:
+    """A location as it may be printed: no user and no password in an address."""
+    return re.sub(r"^(\w+://)[^@/]*@", r"\1", location)
+
+
+def check_reachable(location: str) -> None:
+    """Knock at a server's door: one that is not there should not cost minutes of trying again.
+
+    Raises:
+        BankError: Nothing listens there.
+    """
+    parts = urlsplit(location)
+    if parts.scheme not in ("http", "https", "tcp"):
+        return
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else MILVUS_PORT)
+        socket.create_connection((parts.hostname or "", port), KNOCK_SECONDS).close()
+    except (OSError, ValueError) as error:
+        raise BankError(
+            f"no Milvus answers at {without_credentials(location)} ({error}); is it running, and "
+            "is this its address?"
+        ) from error
 
 
 def exists(location: str, *, collection: str = "photos", state: Path | None = None) -> bool:
@@ -319,6 +347,7 @@ def _open_index(
         if Path(location).exists():
             return FaissIndex.open(location, normalizer)
         return FaissIndex(normalizer)
+    check_reachable(location)
     from sscd_vec.adapters.milvus import MilvusCollection
 
     return MilvusCollection(

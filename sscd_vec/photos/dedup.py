@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
-ROWS, COLUMNS = 1024, 4096  # a block of scores is 16 MiB, whatever n is
+ROWS, COLUMNS = 1024, 1024  # a block of scores is 4 MiB, whatever n is, and stays in the cache
 PANEL = 64  # members that stand for a large group
 LINKS = 100  # pairs kept per image: bounds memory where thousands of images are the same
 

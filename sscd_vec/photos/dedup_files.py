@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.encoder import Encoder
-from sscd_vec.encoder.backends.fold import inference_copy
-from sscd_vec.encoder.heatmap import match_heatmap
 from sscd_vec.encoder.images import ImageError, Pixels, load_pixels
 from sscd_vec.normalize import Normalizer
 from sscd_vec.photos import dedup
@@ -43,12 +40,15 @@ class Copies:
 
 @dataclass(frozen=True)
 class Progress:
-    """Functions called as work is done; each takes how many were finished since its last call."""
+    """Functions called as work is done.
 
-    found: Callable[[int], None] = lambda count: None
-    encoded: Callable[[int], None] = lambda count: None
-    compared: Callable[[int], None] = lambda count: None
-    shown: Callable[[int], None] = lambda count: None
+    Attributes:
+        stage: Told what begins, and how many steps it has.
+        done: Told how many steps were finished since its last call.
+    """
+
+    stage: Callable[[str, int], None] = lambda title, total: None
+    done: Callable[[int], None] = lambda count: None
 
 
 def find_copies(
@@ -75,24 +75,25 @@ def find_copies(
     progress = on_progress or Progress()
     unreadable: list[Unreadable] = []
     images = find_images(roots, unreadable.append)
-    progress.found(len(images))
+    progress.stage("encoding", len(images))
     files: list[ImageFile] = []
     rows: list[NDArray[np.float32]] = []
-    for part in describe_files(encoder, images, cache, on_files=progress.encoded):
+    for part in describe_files(encoder, images, cache, on_files=progress.done):
         files += part.files
         rows += part.descriptors
         unreadable += part.unreadable
     descriptors = np.concatenate(rows) if rows else np.empty((0, normalizer.dim_in), np.float32)
     z, biases = _whitened(normalizer, descriptors)
-    pairs = dedup.find_pairs(z, biases, threshold, on_rows=progress.compared)
-    # One folded copy for all heatmaps: Encoder.heatmap makes its own each time.
-    explain = partial(match_heatmap, inference_copy(encoder.model), device=encoder.device)
+    progress.stage("comparing", len(files))
+    pairs = dedup.find_pairs(z, biases, threshold, on_rows=progress.done)
+    found = dedup.group(z, biases, threshold, pairs)
+    progress.stage("looking at groups", len(found))
     groups = []
-    for group in dedup.group(z, biases, threshold, pairs):
+    for group in found:
         built = _build(group, files, z, biases, unreadable)
         if built is not None:
-            groups.append(_with_heatmaps(built, explain) if heatmaps else built)
-        progress.shown(1)
+            groups.append(_with_heatmaps(built, encoder) if heatmaps else built)
+        progress.done(1)
     return Copies(groups, threshold, len(files), len(pairs), unreadable)
 
 
@@ -137,9 +138,7 @@ def _build(
     )
 
 
-def _with_heatmaps(
-    group: CopyGroup, explain: Callable[[Pixels, Pixels], NDArray[np.float32]]
-) -> CopyGroup:
+def _with_heatmaps(group: CopyGroup, encoder: Encoder) -> CopyGroup:
     try:
         kept = _reduced(group.keep.path)
         copies = []
@@ -149,8 +148,8 @@ def _with_heatmaps(
                 Copy(
                     copy.picture,
                     copy.score,
-                    coarse(explain(pixels, kept)),
-                    coarse(explain(kept, pixels)),
+                    coarse(encoder.heatmap(pixels, kept)),
+                    coarse(encoder.heatmap(kept, pixels)),
                 )
             )
     except ImageError:  # gone since it was looked at: the group is shown without

@@ -60,7 +60,12 @@ def describe_files(
         unknown = [number for number in range(len(part)) if number not in values]
         if unknown:
             new = _encode(encoder, [part[number] for number in unknown], tiles)
-            cache.put([part[number] for number in unknown], new)
+            readable = [
+                (part[number], value)
+                for number, value in zip(unknown, new, strict=True)
+                if not isinstance(value, str)
+            ]
+            cache.put([file for file, _ in readable], [value for _, value in readable])
             values.update(zip(unknown, new, strict=True))
         yield _sorted(part, values)
         if on_files is not None:

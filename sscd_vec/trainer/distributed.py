@@ -8,14 +8,13 @@ are summed back: gradients through the gather. Parameter gradients are then summ
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
-# With gradients: the sum of what every rank sends back. Untyped in torch.
-sum_over_ranks: Callable[[Tensor], Tensor] = torch.distributed.nn.functional.all_reduce
 convert: Callable[[nn.Module], nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
 
 
@@ -88,6 +87,29 @@ class Ranks:
         """Until every rank is here."""
         if self.count > 1:
             dist.barrier()
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over ranks. Every rank uses it, so its gradient is the sum of all of theirs."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, own: Tensor) -> Tensor:
+        """Every rank's tensor, added."""
+        total = own.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Tensor:
+        """What every rank sends back, added."""
+        total = gradients[0].clone()
+        dist.all_reduce(total)
+        return total
+
+
+def sum_over_ranks(own: Tensor) -> Tensor:
+    """Sum over ranks, with gradients."""
+    return cast(Tensor, _SumOverRanks.apply(own))
 
 
 class SyncBatchNorm(nn.BatchNorm2d):

@@ -86,7 +86,7 @@ class SplitModel(nn.Module):
             return cast(Tensor, self.frozen(images))
         if not self._fused:
             self._fused = [fuse_convolutions(fold_batch_norms(copy.deepcopy(self.frozen).eval()))]
-        return torch.cat([self._fused[0](part) for part in images.split(FUSED_IMAGES)])
+        return torch.cat([self._fused[0](part) for part in torch.split(images, FUSED_IMAGES)])
 
     def describe(self, features: Tensor, precision: torch.dtype = torch.float32) -> Tensor:
         """Unit descriptors, as the loss sees them, of what ``frozen`` returned.

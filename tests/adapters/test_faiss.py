@@ -203,6 +203,79 @@ def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> Non
         FaissIndex(normalizer, "Nonsense")
 
 
+@pytest.mark.parametrize(
+    ("factory", "metric", "problem"),
+    [
+        ("IDMap,Flat", "ip", "leave IDMap out"),
+        ("PCAR16,Flat", "ip", r"reduce with Normalizer\.fit"),
+        ("OPQ8_16,IVF4,PQ8", "l2", r"reduce with Normalizer\.fit"),
+        ("L2norm,Flat", "l2", "leave L2norm out"),
+        ("LSH", "l2", "compares bits"),
+        ("HNSW16_PQ8x4", "ip", "returns another metric"),
+    ],
+)
+def test_factories_that_cannot_give_scores_are_refused(
+    factory: str,
+    metric: Any,  # noqa: ANN401
+    problem: str,
+    normalizer: Normalizer,
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        FaissIndex(normalizer, factory, metric)
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+@pytest.mark.parametrize(
+    "factory",
+    ["IVF4,PQ8x4fs", "OPQ8,IVF4,PQ8x4fs", "PQ8x4fs", "PQ8x4fs,RFlat", "IVF4,FlatDedup"],
+)
+def test_types_whose_own_range_search_or_removal_is_missing_or_wrong(
+    factory: str,
+    metric: Any,  # noqa: ANN401
+    photos: Photos,
+    normalizer: Normalizer,
+    tmp_path: Path,
+) -> None:
+    made = FaissIndex(
+        normalizer, factory, metric, parameters={"nprobe": 4} if "IVF" in factory else None
+    )
+    made.add(photos.ids, photos.references)
+    wide = made.range_search(photos.queries, -10.0)
+    assert wide.counts.tolist() == [600] * 40
+    top = made.search(photos.queries, 5)
+    first = wide.scores[wide.offsets[:-1]]
+    if "RFlat" in factory:  # refines more candidates, and so may find better ones
+        assert (first >= top.scores[::5] - 1e-5).all()
+    else:
+        np.testing.assert_allclose(top.scores[::5], first, atol=1e-5)
+    made.remove(photos.ids[:200])
+    assert not set(photos.ids[:200]) & set(made.range_search(photos.queries, -10.0).ids)
+    assert made.compact() == 200 and made.index.ntotal == len(made) == 400
+    made.save(tmp_path / "a.faiss")
+    opened = FaissIndex.open(tmp_path / "a.faiss", normalizer)
+    assert (
+        opened.search(photos.queries, 5).ids.tolist() == made.search(photos.queries, 5).ids.tolist()
+    )
+
+
+def test_a_type_that_keeps_its_dead_says_so_once_and_goes_on(
+    normalizer: Normalizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: object) -> None:
+        raise RuntimeError("compact: cannot give its vectors back")
+
+    monkeypatch.setattr(layout, "without_dead", cannot)
+    made = FaissIndex(normalizer)
+    rows = unit(np.random.default_rng(3).normal(size=(3000, DIM)))
+    made.add(range(3000), rows)
+    assert made.remove(range(2000)) == 2000 and made.remove(range(2000, 2500)) == 500
+    assert len(made) == 500 and made.index.ntotal == 3000
+    assert caplog.text.count("cannot give its vectors back") == 1
+    assert made.search(rows[2500:2501], 1).ids.tolist() == [2500]
+    with pytest.raises(RuntimeError, match="cannot give its vectors back"):
+        made.compact()
+
+
 def test_training_needs_enough_background(photos: Photos, normalizer: Normalizer) -> None:
     with pytest.raises(ValueError, match="keeps no background"):
         FaissIndex(Normalizer.identity(DIM), "IVF4,Flat").add(photos.ids, photos.references)

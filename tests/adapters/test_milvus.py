@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from milvus_server import TOKEN, MilvusProcess
+from milvus_server import TOKEN, Certificate, MilvusProcess, running
 from pymilvus import MilvusClient, MilvusException
 
 from sscd_vec.adapters.arguments import Batch, Rows
@@ -26,6 +26,7 @@ from sscd_vec.adapters.milvus import (
     MilvusError,
     connection,
     finder,
+    paging,
     rows,
 )
 from sscd_vec.adapters.milvus.connection import Connection
@@ -316,6 +317,35 @@ def test_tls_and_token_are_passed_through(
     assert repr(index) == "MilvusCollection('https://host:443', 'photos', partition='_default')"
 
 
+def test_credentials_have_one_way_in(normalizer: Normalizer) -> None:
+    with pytest.raises(ValueError, match="options: expected no credentials, got password") as error:
+        MilvusCollection("http://host:1", "photos", normalizer, options={"password": SECRET})
+    assert SECRET not in str(error.value)
+
+
+def test_a_real_server_with_tls(
+    tmp_path: Path, photos: Photos, normalizer: Normalizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = Certificate.self_signed(tmp_path / "right")
+    wrong = Certificate.self_signed(tmp_path / "wrong")
+    with running(tmp_path / "milvus", authorized=True, certificate=right) as server:
+        trusting = {"server_pem_path": str(right.pem), "server_name": "localhost"}
+        deceived = {**trusting, "server_pem_path": str(wrong.pem)}
+        # Strangers first: pymilvus keeps a channel that once was trusted.
+        for uri, options in ((server.uri, deceived), (server.uri.replace("https", "http"), {})):
+            with pytest.raises(MilvusError) as error:
+                MilvusCollection(
+                    uri, "photos", normalizer, token=TOKEN, options=options, timeout=2, retry_for=0
+                )
+            assert TOKEN not in str(error.value) + caplog.text
+        with MilvusCollection(
+            server.uri, "photos", normalizer, token=TOKEN, options=trusting
+        ) as index:
+            index.add(photos.ids, photos.references)
+            assert len(index) == 600
+            assert index.search(photos.queries[:3], 1).ids.tolist() == photos.ids[:3]
+
+
 def test_back_off_then_success_or_a_clear_end(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     clock = [0.0]
@@ -426,6 +456,33 @@ def test_range_search_beyond_the_page_limit_on_a_server(
         assert len(set(ids)) == len(ids)
     streamed = [page for _, page in index.iterate_range(photos.queries[:1], -1.0)]
     assert len(streamed) > 5 and sum(len(page.ids) for page in streamed) == found.counts[0]
+    index.drop()
+
+
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_more_real_hits_than_a_server_returns_at_once(
+    metric: Any,  # noqa: ANN401
+    server: MilvusProcess,
+    normalizer: Normalizer,
+) -> None:
+    many = unit(np.random.default_rng(8).normal(size=(20_000, DIM)))
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN, metric=metric)
+    index.add_batches((range(n, n + 5000), many[n : n + 5000]) for n in range(0, 20_000, 5000))
+    queries = unit(np.random.default_rng(9).normal(size=(2, DIM)))
+    expected = normalizer.scores(queries, many)
+    threshold = float(np.sort(expected[0])[1000])  # 19 000 of the first query's
+    for metadata in (False, True):
+        found = index.range_search(queries, threshold, metadata=metadata)
+        assert found.complete and found.counts[0] > 18_990 > paging.SERVER_LIMIT
+        for query in range(2):
+            rows = found.ids[found.queries == query]
+            assert len(set(rows.tolist())) == len(rows), "a match came twice"
+            sure = set(np.flatnonzero(expected[query] > threshold + 1e-4).tolist())
+            possible = set(np.flatnonzero(expected[query] > threshold - 1e-4).tolist())
+            assert sure <= set(rows.tolist()) <= possible
+            np.testing.assert_allclose(
+                found.scores[found.queries == query], expected[query, rows], atol=1e-4
+            )
     index.drop()
 
 

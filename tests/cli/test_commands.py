@@ -2,6 +2,8 @@
 
 import base64
 import csv
+import importlib.util
+import inspect
 import json
 import os
 import re
@@ -166,6 +168,27 @@ def test_messy_folder(photos: Path, model: Path, tmp_path: Path) -> None:
     assert not any("hardlink.jpg" in group and "photo-1.jpg" in group for group in grouped)
 
 
+def test_unreadable_file_is_tried_again(photos: Path, model: Path) -> None:
+    """What was missing (a permission, a plugin) may come without the file changing."""
+    content, broken = (photos / "photo-1.jpg").read_bytes(), photos / "broken.jpg"
+    broken.write_bytes(bytes(len(content)))
+    os.utime(broken, ns=(10**18, 10**18))
+    first = run("index", photos, "--to", "bank.faiss", "--model", model, code=3)
+    assert [Path(entry["path"]).name for entry in first["unreadable"]] == ["broken.jpg"]
+    broken.write_bytes(content)
+    os.utime(broken, ns=(10**18, 10**18))
+    assert run("index", photos, "--to", "bank.faiss")["added"] == 1
+
+
+def test_heic_needs_a_plugin_and_says_so(photos: Path, model: Path) -> None:
+    if importlib.util.find_spec("pillow_heif") is not None:
+        pytest.skip("pillow-heif is installed: HEIC photos are read")
+    (photos / "IMG_1.HEIC").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(200))
+    arguments = ["index", str(photos), "--to", "bank.faiss", "--model", str(model)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 3 and "pip install pillow-heif" in result.stderr
+
+
 def test_search_says_what_is_wrong(photos: Path, model: Path) -> None:
     absent = fails("search", photos, "--in", "nothing.faiss")
     assert absent.startswith("error: there is no bank at nothing.faiss")
@@ -231,6 +254,37 @@ def test_tiles_find_a_part(photos: Path, model: Path) -> None:
     assert len({match["id"] for match in part}) == len(part) == 4
 
 
+def test_normalizer_from_folders_of_photos(model: Path, drawn: Path, tmp_path: Path) -> None:
+    for name, seeds in {"background": range(1000, 1030), "held-out": range(2000, 2024)}.items():
+        (tmp_path / name).mkdir()
+        for seed in seeds:
+            small(seed).save(tmp_path / name / f"{seed}.png")
+    fitted = run("normalize", "fit", "background", "--model", model, "-o", "n", "--shrink")
+    assert fitted["background"] == 30
+    assert fitted["encoder"] == Normalizer.load(model / "normalizer.safetensors").encoder
+    rate = ("--false-match-rate", 0.01, "--per", "comparison", "--model", model)
+    plain = run("calibrate", "n", "-o", "n", "--queries", "held-out", *rate)
+    tiled = run("calibrate", "n", "-o", "n", "--queries", "held-out", *rate, "--kind", "tiled")
+    both = run(
+        "calibrate", "n", "-o", "both", "--queries", "held-out", *rate, "--kind", "tiled",
+        "--reference-tiles", 2,
+    )  # fmt: skip
+    one, ten, hundred = (
+        {t["kind"]: t for t in document["thresholds"]} for document in (plain, tiled, both)
+    )
+    # The best of many comparisons is larger than one.
+    assert one["search"]["value"] < ten["tiled"]["value"] < hundred["tiled"]["value"]
+    assert "10 of a query, 1 of a reference" in ten["tiled"]["note"]
+    assert "10 of a query, 10 of a reference" in hundred["tiled"]["note"]
+    assert ten["tiled"]["samples"] == 12 * 12
+
+    run("index", drawn, "--to", "bank.faiss", "--model", model, "--normalizer", "n")
+    found = run("search", drawn / "copy-7.jpg", "--in", "bank.faiss", "--tiles", 2)
+    assert found["threshold"] == ten["tiled"]["value"]
+    (tmp_path / "held-out" / "empty.png").touch()
+    run("calibrate", "n", "-o", "n", "--queries", "held-out", *rate, code=3)
+
+
 # ---------------------------------------------------------------------- dedup
 
 
@@ -286,6 +340,24 @@ def test_dedup_moves_only_when_told(photos: Path, model: Path) -> None:
     assert grouped(run("dedup", photos, "--model", model)) == set()
 
 
+def test_dedup_leaves_what_cannot_be_moved(
+    photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.unlink
+
+    def in_a_read_only_folder(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "copy-2.jpg" and path.parent == photos:
+            raise PermissionError(13, "Permission denied")
+        real(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", in_a_read_only_folder)
+    done = run("dedup", photos, "--model", model, "--move-to", "copies", "--do-it", code=3)
+    assert [Path(entry["path"]).name for entry in done["untouched"]] == ["copy-2.jpg"]
+    assert len(done["actions"]) == 3
+    moved = {path.name for path in Path("copies").iterdir()}
+    assert len(moved) == 3 and "copy-2.jpg" not in moved and (photos / "copy-2.jpg").exists()
+
+
 def test_dedup_hardlinks_only_equal_files(photos: Path, model: Path) -> None:
     shutil.copy(photos / "photo-1.jpg", photos / "same.jpg")
     done = run("dedup", photos, "--model", model, "--hardlink", "--do-it")
@@ -327,6 +399,23 @@ def test_help_is_light_and_teaches() -> None:
     assert done.stdout.rstrip().endswith("[]")
     for word in ("demo", "dedup", "index", "search", "compare", "serve", "Exit codes"):
         assert word in done.stdout
+
+
+def test_every_command_speaks_json() -> None:
+    from sscd_vec.cli import _COMMANDS, _NORMALIZE
+
+    for name, command in {**_COMMANDS, **_NORMALIZE}.items():
+        assert "as_json" in inspect.signature(command).parameters, name
+
+
+def test_train_as_json(drawn: Path) -> None:
+    settings = {"trunk": "resnet18", "init_from": None, "dim": 16, "size": 32, "batch": 4}
+    Path("s.json").write_text(json.dumps(settings))
+    done = run("train", drawn, "--out", "run", "--config", "s.json", "--steps", 1)
+    assert (done["out"], done["steps"], done["finished"]) == ("run", 1, True)
+    assert run("train", drawn, "--config", "s.json", "--preview", "p.png") == {"preview": "p.png"}
+    said = fails("train", "--config", "s.json")
+    assert said == "error: no photos given: name a folder, .tar shard or list file\n"
 
 
 def test_errors_are_one_line_with_exit_codes(tmp_path: Path) -> None:

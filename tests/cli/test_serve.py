@@ -25,20 +25,31 @@ def test_other_machines_need_a_token(tmp_path: Path) -> None:
     assert missing.exit_code == 1 and "there is no bank" in missing.stderr
 
 
+@pytest.mark.parametrize("json_option", [[], ["--json"]], ids=["people", "programs"])
 def test_serve_search_and_stop(
-    model: Path, drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    json_option: list[str],
+    model: Path,
+    drawn: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SSCD_VEC_CACHE", str(tmp_path / "cache"))
     bank = str(tmp_path / "bank.faiss")
     made = CliRunner().invoke(app, ["index", str(drawn), "--to", bank, "--model", str(model)])
     assert made.exit_code == 0, made.output
     server = subprocess.Popen(
-        [sys.executable, "-m", "sscd_vec", "serve", bank, "--port", "0"],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "sscd_vec", "serve", bank, "--port", "0", *json_option],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        assert server.stderr is not None
-        line = next(line for line in server.stderr if "http://" in line)
+        assert server.stdout is not None and server.stderr is not None
+        if json_option:
+            facts = json.loads(server.stdout.readline())
+            assert (facts["bank"], facts["pictures"]) == (bank, 14)
+            line = facts["url"]
+        else:
+            line = next(line for line in server.stderr if "http://" in line)
         found = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert found is not None, line
         request = urllib.request.Request(
@@ -56,8 +67,9 @@ def test_serve_search_and_stop(
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(30)
-    assert server.stderr is not None
-    rest = server.stderr.read()
+    assert server.stdout is not None and server.stderr is not None
+    rest, result = server.stderr.read(), server.stdout.read()
     server.stderr.close()
-    assert "Traceback" not in rest
+    server.stdout.close()
+    assert "Traceback" not in rest and result == ""
     assert server.returncode in (0, 130, -signal.SIGINT)

@@ -217,6 +217,11 @@ def test_folder_round_trip(lite: tuple[EncoderConfig, State], tmp_path: Path) ->
     assert read_config == config
     assert list(read) == list(state)
     assert all(torch.equal(read[name], state[name]) for name in state)
+    ordinary = tmp_path / "ordinary"
+    ordinary.touch()
+    assert {path.stat().st_mode for path in (tmp_path / "a" / "b").iterdir()} == {
+        ordinary.stat().st_mode
+    }, "whoever may read new files may read the model"
     # The weights alone are enough: they carry the config along.
     assert read_checkpoint(tmp_path / "a" / "b" / "model.safetensors")[0] == config
 

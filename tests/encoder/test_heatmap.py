@@ -8,6 +8,8 @@ from PIL import Image
 from torch import nn
 
 from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, build_model
+from sscd_vec.encoder import encoder as encoder_module
+from sscd_vec.encoder.backends import Backend, BackendName, open_backend
 from sscd_vec.encoder.heatmap import match_heatmap, paint_heatmap
 
 
@@ -60,6 +62,30 @@ def test_other_models(changes: dict[str, Any]) -> None:
     image = np.random.default_rng(0).integers(0, 256, (70, 90, 3), dtype=np.uint8)
     heat = Encoder(build_model(config), device="cpu").heatmap(image, image)
     assert heat.shape == (70, 90) and np.abs(heat).max() <= 1 + 1e-5
+
+
+def test_the_network_is_prepared_once_and_again_after_a_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(build_model(EncoderConfig(trunk="resnet18", dim=8, size=64)), device="cpu")
+    a, b = np.random.default_rng(0).integers(0, 256, (2, 64, 96, 3), dtype=np.uint8)
+    opened: list[SSCDModel] = []
+
+    def counted(name: BackendName, model: SSCDModel, *rest: Any) -> Backend:  # noqa: ANN401
+        opened.append(model)
+        return open_backend(name, model, *rest)
+
+    monkeypatch.setattr(encoder_module, "open_backend", counted)
+    first = encoder.heatmap(a, b)
+    np.testing.assert_array_equal(encoder.heatmap(a, b), first)
+    encoder.encode([a, b])
+    assert len(opened) == 1  # the heatmap and the descriptors share it
+    with torch.no_grad():
+        for parameter in encoder.model.head.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    assert np.abs(encoder.heatmap(a, b) - first).max() > 1e-3
+    assert len(opened) == 2
 
 
 def test_heatmap_lies_over_the_upright_image() -> None:

@@ -7,7 +7,8 @@ import typer
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from sscd_vec.cli.normalize import calibrate_threshold, fit, read_descriptors, table
+from sscd_vec.cli.descriptors import read_descriptors
+from sscd_vec.cli.normalize import calibrate_threshold, fit, table
 from sscd_vec.normalize import Normalizer
 from tests.normalize.made import descriptors
 

@@ -1,11 +1,9 @@
 """``FaissIndex``: the verbs.
 
-Row ``i`` of the FAISS index is row ``i`` of a table of ids and metadata. Queries and references
-need different transforms, which no FAISS pre-transform can do, so the normalizer works here and
-what is written is a plain FAISS file.
+Queries and references need different transforms, which no FAISS pre-transform can do, so the
+normalizer works here and what is written is a plain FAISS file.
 """
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
@@ -25,24 +23,21 @@ from sscd_vec.adapters.arguments import (
     resolve_threshold,
     unpack,
 )
-from sscd_vec.adapters.columns import RowTable
-from sscd_vec.adapters.faiss import files, layout
+from sscd_vec.adapters.faiss import layout
 from sscd_vec.adapters.faiss.searcher import Found, Searcher, gpus
+from sscd_vec.adapters.faiss.store import FaissMetric, Store
 from sscd_vec.adapters.matches import Matches, Metadata, concatenate, no_matches
-from sscd_vec.adapters.sidecar import IndexFileError, save_pair
+from sscd_vec.adapters.threads import quiet_blas
 from sscd_vec.normalize import Normalizer
 
-FaissMetric = Literal["ip", "l2"]
 Device = Literal["auto", "cpu", "gpu"]
 Threshold = float | Literal["calibrated"]
 Float32 = NDArray[np.float32]
 
-BLOCK = 8192  # rows transformed at a time
+# Rows transformed at a time. FAISS and numpy have threads of their own, which get into each other's
+# way for some 30 ms whenever one takes over from the other: better seldom, with 400 MB at hand.
+BLOCK = 65_536
 QUERY_BLOCK = 1024  # queries searched at a time in a range search
-FEWEST_DEAD = 1000  # below this, tombstones cost less than a compaction
-METRICS: dict[str, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
-
-logger = logging.getLogger(__name__)
 
 
 class FaissIndex:
@@ -59,8 +54,7 @@ class FaissIndex:
         compact_at: Share of dead rows at which the index compacts itself.
     """
 
-    _index: faiss.Index
-    _table: RowTable
+    _store: Store
     _searcher: Searcher
 
     def __init__(
@@ -74,13 +68,7 @@ class FaissIndex:
         compact_at: float = 0.25,
     ) -> None:
         """Make an empty index; ``open`` reads one."""
-        if metric not in METRICS:
-            raise ValueError(
-                f"metric: expected 'ip' or 'l2', got {metric!r} (stored vectors all have the same "
-                "length, so 'ip' orders exactly as cosine does)"
-            )
-        self.normalizer, self.factory, self.metric = normalizer, factory, metric
-        self._take(layout.new_index(normalizer.lifted_dim, factory, METRICS[metric]), RowTable())
+        self._take(Store.new(normalizer.lifted_dim, factory, metric), normalizer)
         self._configure(parameters, device, compact_at)
 
     @classmethod
@@ -110,13 +98,8 @@ class FaissIndex:
             IndexFileError: If the files are truncated, foreign, altered or of two generations.
             FingerprintMismatch: If the normalizer is not the one the index was built with.
         """
-        about, table, index = files.read_pair(Path(path), normalizer, mmap)
-        if about.metric not in METRICS:
-            raise IndexFileError(f"{path}: expected metric ip or l2, got {about.metric!r}")
         opened = cls.__new__(cls)
-        opened.normalizer, opened.factory = normalizer, about.factory
-        opened.metric = "ip" if about.metric == "ip" else "l2"
-        opened._take(index, table, about.generation, read_only=mmap)
+        opened._take(Store.open(Path(path), normalizer, mmap), normalizer)
         opened._configure(parameters, "cpu" if mmap and device == "auto" else device, compact_at)
         return opened
 
@@ -125,26 +108,7 @@ class FaissIndex:
 
         A crash at any moment leaves the previous pair or this one.
         """
-        self._require_writable()
-        if self._table.dead and layout.can_remove(self._index):
-            self.compact()
-        if self._index.ntotal != len(self._table):
-            raise RuntimeError(
-                f"save: {self._index.ntotal} vectors but {len(self._table)} ids; the FAISS index "
-                "was changed from outside. Nothing was written"
-            )
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        about = {
-            "reference_fingerprint": self.normalizer.reference_fingerprint,
-            "factory": self.factory,
-            "metric": self.metric,
-            "dim": int(self._index.d),
-            "rows": int(self._index.ntotal),
-            "generation": self._generation + 1,
-        }
-        save_pair(target, files.writer(self._index), about, self._table.arrays())
-        self._generation += 1
+        self._store.save(Path(path), self.normalizer.reference_fingerprint)
 
     # ------------------------------------------------------------------ adding and removing
 
@@ -154,7 +118,8 @@ class FaissIndex:
         Raises:
             ValueError: If FAISS cannot train on so few.
         """
-        return self._train(self.normalizer.references(descriptors))
+        self._store.train(self.normalizer.references(descriptors))
+        return self
 
     def add(
         self,
@@ -169,19 +134,18 @@ class FaissIndex:
             descriptors: ``(n, dim_in)`` as the encoder gives them.
             metadata: One JSON object or None per row.
         """
-        self._require_writable()
-        rows, id_type = as_rows(ids, descriptors, metadata, self._table.id_type)
+        self._store.require_writable()
+        rows, id_type = as_rows(ids, descriptors, metadata, self._store.table.id_type)
         if id_type is None or not rows.ids:
             return
+        if len(rows.ids) > BLOCK:
+            layout.reserve(self._store.index, len(rows.ids))
         for block in blocks(rows, BLOCK):
             vectors = self.normalizer.references(block.descriptors)
-            if not self._index.is_trained:
+            if not self._store.index.is_trained:
                 self._train_on_background()
-            texts = RowTable.encode(block.metadata)
-            self._searcher.refresh(self._index)
-            self._index.add(layout.pad(vectors, self._index.d))
-            self._table.append(block.ids, texts, id_type)
-        self._compact_if_due()
+            self._store.append(block.ids, vectors, block.metadata, id_type)
+        self._store.compact_if_due(self._compact_at)
 
     def add_batches(self, batches: Iterable[Batch]) -> int:
         """Add ``(ids, descriptors[, metadata])`` batches from any iterable, one at a time.
@@ -204,9 +168,10 @@ class FaissIndex:
         Returns:
             How many were there.
         """
-        self._require_writable()
-        removed = self._table.remove(as_ids(ids, self._table.id_type)[0])
-        self._compact_if_due()
+        self._store.require_writable()
+        table = self._store.table
+        removed = table.remove(as_ids(ids, table.id_type)[0])
+        self._store.compact_if_due(self._compact_at)
         return removed
 
     def compact(self) -> int:
@@ -215,21 +180,15 @@ class FaissIndex:
         Returns:
             Rows taken out.
         """
-        self._require_writable()
-        dead = self._table.dead
-        if dead:
-            self._index = layout.without_dead(self._index, self._table.alive())
-            self._table = self._table.compacted()
-            self._searcher.refresh(self._index)
-        return dead
+        return self._store.compact()
 
     def __len__(self) -> int:
         """Number of references."""
-        return len(self._table) - self._table.dead
+        return len(self._store)
 
     def __contains__(self, id: object) -> bool:
         """Whether a reference with this id is there."""
-        return isinstance(id, str | int) and id in self._table.row_of
+        return isinstance(id, str | int) and id in self._store.table.row_of
 
     # ------------------------------------------------------------------ searching
 
@@ -248,7 +207,7 @@ class FaissIndex:
         vectors = self._queries(descriptors)
         if not len(self) or not len(vectors):
             return no_matches(len(vectors))
-        matches = self._matches(len(vectors), self._searcher.nearest(vectors, k, self._alive()))
+        matches = self._matches(len(vectors), self._searcher.nearest(vectors, k))
         return matches if lowest is None else matches.above(lowest)
 
     def range_search(self, descriptors: ArrayLike, threshold: Threshold = "calibrated") -> Matches:
@@ -276,7 +235,7 @@ class FaissIndex:
             if not len(self) or not len(vectors):
                 yield begin, no_matches(len(vectors))
                 continue
-            query, values, rows = self._searcher.within(vectors, bound, self._alive())
+            query, values, rows = self._searcher.within(vectors, bound)
             order = np.lexsort((-values if self.metric == "ip" else values, query))
             found = query[order], values[order], rows[order]
             yield begin, self._matches(len(vectors), found).above(lowest)
@@ -294,19 +253,17 @@ class FaissIndex:
                 f"to_gpu: expected GPU {device}, but FAISS sees {gpus()} GPUs (compiled with "
                 f"{faiss.get_compile_options().strip()}); see `sscd-vec doctor`"
             )
-        if not layout.fits_gpu(self._index):
+        if not layout.fits_gpu(self._store.index):
             raise RuntimeError(
                 f"to_gpu: FAISS keeps Flat, IVF-Flat, IVF-PQ and IVF-SQ on a GPU, not "
                 f"{self.factory}; stay on the CPU or build another type"
             )
-        self._searcher.gpu = device
-        self._searcher.refresh(self._index)
+        self._searcher.use_gpu(device)
         return self
 
     def to_cpu(self) -> Self:
         """Search on the CPU from now on."""
-        self._searcher.gpu = None
-        self._searcher.refresh(self._index)
+        self._searcher.use_gpu(None)
         return self
 
     # ------------------------------------------------------------------ the rest
@@ -314,17 +271,24 @@ class FaissIndex:
     @property
     def index(self) -> faiss.Index:
         """The FAISS index itself (its rows include dead ones until ``compact``)."""
-        return self._index
+        return self._store.index
+
+    @property
+    def factory(self) -> str:
+        """FAISS factory string the index was made with."""
+        return self._store.factory
+
+    @property
+    def metric(self) -> FaissMetric:
+        """``"ip"`` or ``"l2"``."""
+        return self._store.metric
 
     def __repr__(self) -> str:
         """Kind and size."""
         return f"FaissIndex({self.factory!r}, metric={self.metric!r}, {len(self)} references)"
 
-    def _take(
-        self, index: faiss.Index, table: RowTable, generation: int = 0, read_only: bool = False
-    ) -> None:
-        self._index, self._table, self._searcher = index, table, Searcher(index)
-        self._generation, self._read_only = generation, read_only
+    def _take(self, store: Store, normalizer: Normalizer) -> None:
+        self._store, self.normalizer, self._searcher = store, normalizer, Searcher(store)
 
     def _configure(
         self, parameters: Mapping[str, float] | None, device: Device, compact_at: float
@@ -334,43 +298,33 @@ class FaissIndex:
         space = faiss.ParameterSpace()
         for name, value in self.parameters.items():
             try:
-                space.set_index_parameter(self._index, name, value)
+                space.set_index_parameter(self._store.index, name, value)
             except RuntimeError as error:
                 raise ValueError(f"parameters: {self.factory} does not know {name!r}") from error
-        if device == "gpu" or (device == "auto" and gpus() and layout.fits_gpu(self._index)):
+        if device == "gpu" or (device == "auto" and gpus() and layout.fits_gpu(self._store.index)):
             self.to_gpu()
 
     def _queries(self, descriptors: ArrayLike) -> Float32:
-        array = np.asarray(descriptors)
+        array = np.atleast_2d(np.asarray(descriptors))
         if array.size == 0:
-            return np.empty((0, self._index.d), dtype=np.float32)
-        return layout.pad(self.normalizer.queries(array), self._index.d)
-
-    def _alive(self) -> NDArray[np.bool_] | None:
-        return self._table.alive() if self._table.dead else None
+            return np.empty((0, self._store.index.d), dtype=np.float32)
+        with quiet_blas(len(array)):
+            vectors = self.normalizer.queries(array)
+        return layout.pad(vectors, self._store.index.d)
 
     def _matches(self, queries: int, found: Found) -> Matches:
         query, values, rows = found
         scores = self.normalizer.from_metric(values, self.metric).astype(np.float32)
         counts = np.bincount(query, minlength=queries)
         return Matches(
-            self._table.ids_at(rows),
+            self._store.table.ids_at(rows),
             scores,
             np.concatenate([[0], np.cumsum(counts)]),
-            self._table.metadata_at(rows),
+            self._store.table.metadata_at(rows),
             None
-            if layout.is_exact(self._index)
+            if layout.is_exact(self._store.index)
             else f"{self.factory} is approximate and may miss references",
         )
-
-    def _require_writable(self) -> None:
-        if self._read_only:
-            raise RuntimeError("this index is mapped read-only; open it without mmap to change it")
-
-    def _compact_if_due(self) -> None:
-        if self._table.dead > max(FEWEST_DEAD, self._compact_at * len(self._table)):
-            logger.info("compacting %r: %d dead rows", self, self._table.dead)
-            self.compact()
 
     def _train_on_background(self) -> None:
         background = self.normalizer.background
@@ -379,17 +333,4 @@ class FaissIndex:
                 f"add: {self.factory} must be trained, and this normalizer keeps no background to "
                 "train it on; call train(descriptors) first"
             )
-        self._train(self.normalizer.lift.references(background))
-
-    def _train(self, vectors: Float32) -> Self:
-        self._require_writable()
-        if self._index.ntotal:
-            raise RuntimeError("train: expected an empty index; make a new one to train it anew")
-        try:
-            self._index.train(layout.pad(vectors, self._index.d))
-        except RuntimeError as error:
-            raise ValueError(
-                f"train: FAISS cannot train {self.factory} on {len(vectors)} descriptors; give "
-                f"more to train(descriptors), or use fewer lists ({error})"
-            ) from error
-        return self
+        self._store.train(self.normalizer.lift.references(background))

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import faiss
 import numpy as np
@@ -17,22 +18,62 @@ def new_index(dim: int, factory: str, metric: int) -> faiss.Index:
     Appended zeros change no inner product and no distance.
 
     Raises:
-        ValueError: If the factory refuses every candidate, with FAISS's words.
+        ValueError: If the factory refuses every candidate, with FAISS's words, or if what it makes
+            would not return this metric of these vectors, so that scores could not be read off.
     """
     parts = [int(m) for m in re.findall(r"PQ(\d+)", factory) if int(m)]
     refusal: RuntimeError | None = None
     for step in sorted({1, *parts, math.lcm(*parts)}):
         try:
-            return faiss.index_factory(-(-dim // step) * step, factory, metric)
+            index = faiss.index_factory(-(-dim // step) * step, factory, metric)
         except RuntimeError as error:
             refusal = error
+            continue
+        problem = _unscorable(index, metric)
+        if problem:
+            raise ValueError(f"factory: {factory!r} {problem}")
+        return index
     raise ValueError(f"factory: FAISS refuses {factory!r} for {dim} dimensions: {refusal}")
+
+
+def _unscorable(index: faiss.Index, metric: int) -> str:
+    """Why no score can be read from what the index returns; empty if one can."""
+    outer, inner = faiss.downcast_index(index), _innermost(index)
+    if isinstance(outer, faiss.IndexIDMap):
+        return "numbers its rows itself; ids are kept here, leave IDMap out"
+    if isinstance(inner, faiss.IndexLSH):
+        return "compares bits, which have no score; use Flat, SQ, PQ, HNSW or IVF"
+    if inner.d < outer.d:
+        return (
+            "shortens vectors, and scores with them; reduce with Normalizer.fit(..., dim=...), "
+            "which does it before scores are made"
+        )
+    if isinstance(outer, faiss.IndexPreTransform):
+        chain: Any = outer.chain  # a C++ vector, whatever its type hint says
+        steps = [chain.at(i) for i in range(chain.size())]
+        transforms = map(faiss.downcast_VectorTransform, steps)
+        if any(isinstance(each, faiss.NormalizationTransform) for each in transforms):
+            return "changes the length of vectors, which scores are made of; leave L2norm out"
+    if inner.metric_type != metric:
+        return "returns another metric than asked for; FAISS makes it so. Try the other metric"
+    return ""
 
 
 def pad(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
     """Vectors with zeros appended up to ``dim``."""
     missing = dim - vectors.shape[1]
     return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors
+
+
+def reserve(index: faiss.Index, rows: int) -> None:
+    """Make room for ``rows`` more, so that flat storage grows once and not block by block."""
+    inner = _innermost(index)
+    if isinstance(inner, faiss.IndexHNSW):
+        inner = faiss.downcast_index(inner.storage)
+    if isinstance(inner, faiss.IndexFlatCodes):
+        used = inner.codes.size()
+        inner.codes.resize(used + rows * inner.code_size)
+        inner.codes.resize(used)  # the room stays
 
 
 def is_exact(index: faiss.Index) -> bool:
@@ -43,17 +84,23 @@ def is_exact(index: faiss.Index) -> bool:
 
 
 def has_range_search(index: faiss.Index) -> bool:
-    """Whether the type's own range search exists and finds what its top-k search would."""
-    # A graph's range search stops at efSearch candidates; its top-k search can be widened.
-    names = ("HNSW", "NSG", "NNDescent", "IndexPQFastScan")
-    return not any(name in type(index).__name__ for name in names)
+    """Whether the type's own range search finds what its top-k search would.
+
+    A graph's range search stops at efSearch candidates, where its top-k search can be widened;
+    that of fast-scan lists finds nothing at all with inner products.
+    """
+    inner = _innermost(index)
+    if isinstance(inner, faiss.IndexRefine):
+        return has_range_search(inner.base_index)
+    names = ("HNSW", "NSG", "NNDescent", "FastScan")
+    return not any(name in type(inner).__name__ for name in names)
 
 
 def can_remove(index: faiss.Index) -> bool:
     """Whether the type can take rows out in place."""
     inner = _innermost(index)
     return isinstance(inner, faiss.IndexFlatCodes | faiss.IndexIVF) and not isinstance(
-        inner, faiss.IndexIVFFastScan
+        inner, faiss.IndexIVFFastScan | faiss.IndexIVFPQR
     )
 
 

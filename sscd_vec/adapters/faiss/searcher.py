@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.adapters.faiss import layout
+from sscd_vec.adapters.faiss.store import Store
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -17,23 +18,24 @@ FIRST_K = 64
 class Searcher:
     """Top-k and range search of one index, with its dead rows left out.
 
-    A GPU holds a copy. It is made when first needed and dropped when the index changes; what a GPU
-    cannot do (k above 2048) the index on the CPU does.
+    A GPU holds a copy. It is made when first needed, and again when the index has changed; what a
+    GPU cannot do (k above 2048) the index on the CPU does.
     """
 
-    def __init__(self, index: faiss.Index) -> None:
-        """Search ``index`` on the CPU until told otherwise."""
-        self._index = index
+    def __init__(self, store: Store) -> None:
+        """Search what is in ``store``, on the CPU until told otherwise."""
+        self._store = store
         self._copy: faiss.Index | None = None
-        self.gpu: int | None = None
+        self._copied = -1  # the store's changes when the copy was made
+        self._gpu: int | None = None
 
-    def refresh(self, index: faiss.Index) -> None:
-        """Search ``index`` from now on; forget the copy on the GPU."""
-        self._index, self._copy = index, None
+    def use_gpu(self, device: int | None) -> None:
+        """Search on this GPU from now on, or with None on the CPU."""
+        self._gpu, self._copy = device, None
 
-    def nearest(self, vectors: Float32, k: int, alive: NDArray[np.bool_] | None) -> Found:
+    def nearest(self, vectors: Float32, k: int) -> Found:
         """The ``k`` best living rows of each vector, best first."""
-        total = self._index.ntotal
+        total, alive = self._index.ntotal, self._store.alive()
         if alive is None:
             values, rows = self._top(vectors, min(k, total))
             return _flat(values, rows, rows >= 0)
@@ -48,19 +50,29 @@ class Searcher:
             fetch = min(total, 2 * fetch)
         return _flat(values, rows, living & (np.cumsum(living, axis=1) <= k))
 
-    def within(self, vectors: Float32, bound: float, alive: NDArray[np.bool_] | None) -> Found:
+    def within(self, vectors: Float32, bound: float) -> Found:
         """All living rows beyond ``bound``: inner products above it, or squared distances below."""
+        found = None
         if self._on_gpu() is None and layout.has_range_search(self._index):
-            limits, values, rows = self._index.range_search(vectors, bound)
-            ends = limits.astype(np.int64)
-            query = np.repeat(np.arange(len(vectors)), ends[1:] - ends[:-1])
-            found = query, values, rows
-        else:
+            found = self._ranged(vectors, bound)
+        if found is None:
             found = self._widening(vectors, bound)
+        alive = self._store.alive()
         if alive is None:
             return found
         keep = alive[found[2]]
         return found[0][keep], found[1][keep], found[2][keep]
+
+    def _ranged(self, vectors: Float32, bound: float) -> Found | None:
+        """FAISS's own range search, or None if the type has none after all."""
+        try:
+            limits, values, rows = self._index.range_search(vectors, bound)
+        except RuntimeError as error:
+            if "not implemented" not in str(error):
+                raise
+            return None
+        ends = limits.astype(np.int64)
+        return np.repeat(np.arange(len(vectors)), ends[1:] - ends[:-1]), values, rows
 
     def _widening(self, vectors: Float32, bound: float) -> Found:
         """Range search by top-k: larger k until the last neighbour is out of range."""
@@ -85,10 +97,18 @@ class Searcher:
         values, rows = (self._index if copy is None else copy).search(vectors, k)
         return values, rows
 
+    @property
+    def _index(self) -> faiss.Index:
+        return self._store.index
+
     def _on_gpu(self) -> faiss.Index | None:
-        if self.gpu is not None and self._copy is None:
+        if self._gpu is None:
+            return None
+        if self._copy is None or self._copied != self._store.changes:
+            self._copy = None  # makes room for the next one
             resources = faiss.StandardGpuResources()
-            self._copy = faiss.index_cpu_to_gpu(resources, self.gpu, self._index)
+            self._copy = faiss.index_cpu_to_gpu(resources, self._gpu, self._index)
+            self._copied = self._store.changes
         return self._copy
 
 

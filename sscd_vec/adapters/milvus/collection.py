@@ -29,6 +29,7 @@ from sscd_vec.adapters.milvus.paging import SERVER_LIMIT, Page
 from sscd_vec.adapters.milvus.rows import padded, requests
 from sscd_vec.adapters.milvus.settings import Params, Settings
 from sscd_vec.adapters.milvus.table import DEFAULT_PARTITION, Table
+from sscd_vec.adapters.threads import quiet_blas
 from sscd_vec.normalize import Metric, Normalizer
 
 Threshold = float | Literal["calibrated"]
@@ -337,9 +338,11 @@ class MilvusCollection:
         return self.normalizer.to_metric(lowest - slack, self._table.opened().metric)
 
     def _queries(self, descriptors: ArrayLike) -> Float32:
-        array: NDArray[Any] = np.asarray(descriptors)
+        array: NDArray[Any] = np.atleast_2d(np.asarray(descriptors))
         settings = self._table.settings
         dim = self.normalizer.lifted_dim if settings is None else settings.dim
         if array.size == 0:
             return np.empty((0, dim), dtype=np.float32)
-        return padded(self.normalizer.queries(array), dim)
+        with quiet_blas(len(array)):
+            vectors = self.normalizer.queries(array)
+        return padded(vectors, dim)

@@ -71,6 +71,12 @@ class Connection:
         self, address: Address, timeout: float, retry_for: float, options: Mapping[str, object]
     ) -> None:
         """Connect."""
+        secret = sorted(options.keys() & {"token", "user", "password"})
+        if secret:
+            raise ValueError(
+                f"options: expected no credentials, got {', '.join(secret)}; give them as token=, "
+                "or user= and password=, where they are kept out of messages"
+            )
         self.address = address
         self._timeout, self._retry_for, self._options = timeout, retry_for, dict(options)
         self._client: MilvusClient | None = None

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.matches import Matches, Metadata
 from sscd_vec.adapters.milvus.paging import SERVER_LIMIT, Ask, Page, Request, banded, growing
-from sscd_vec.adapters.milvus.settings import VECTOR, Params
+from sscd_vec.adapters.milvus.settings import ID, VECTOR, Params
 from sscd_vec.adapters.milvus.table import Table
 from sscd_vec.normalize import Normalizer
 
@@ -98,7 +98,7 @@ class Finder:
             filter=" and ".join(filters),
             partition_names=[self._table.partition],
             search_params=settings.search_params(reach, self._params, **bounds),
-            output_fields=["$meta"] if self._metadata else None,
+            output_fields=["$meta" if self._metadata else ID],  # asked for none, Lite gives all
             consistency_level=self._table.consistency,
         )
         pages = []

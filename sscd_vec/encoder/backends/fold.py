@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn import functional as F  # noqa: N812
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from sscd_vec.encoder.model import SSCDModel
 
@@ -34,7 +34,11 @@ def inference_copy(model: SSCDModel) -> SSCDModel:
 
 
 def fold_batch_norms(trunk: nn.Module) -> fx.GraphModule:
-    """Fold every batch norm that directly follows a convolution used nowhere else."""
+    """Fold every batch norm that directly follows a convolution used nowhere else, in place.
+
+    Tracing leaves ``trunk`` behind in reference cycles, so new convolutions would stand beside the
+    old ones until the garbage is collected: its own are given the folded weights instead.
+    """
     graph = fx.symbolic_trace(trunk)
     calls = Counter(node.target for node in graph.graph.nodes)
     for node in list(graph.graph.nodes):
@@ -47,7 +51,7 @@ def fold_batch_norms(trunk: nn.Module) -> fx.GraphModule:
             continue
         if calls[source.target] > 1 or calls[node.target] > 1:
             continue
-        graph.set_submodule(source.target, fuse_conv_bn_eval(conv, norm))
+        conv.weight, conv.bias = _folded(conv, norm)
         node.replace_all_uses_with(source)
         graph.graph.erase_node(node)
     return _recompiled(graph)
@@ -113,6 +117,7 @@ class FusedConvolution(nn.Module):
         ops: Any = torch.ops.mkldnn
         ordered, shape = self._ordered, list(x.shape)
         if ordered is None or ordered[0] != shape:
+            ordered = self._ordered = None  # its memory first, then as much again
             weight = ops._reorder_convolution_weight(self._weight, *self._geometry, shape)
             ordered = self._ordered = shape, weight
         weight = ordered[1]
@@ -126,6 +131,13 @@ class FusedConvolution(nn.Module):
                 "add", 1.0, None if self._activation == "none" else self._activation, [], None,
             )  # fmt: skip
         return cast(Tensor, y)
+
+
+def _folded(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[nn.Parameter, nn.Parameter]:
+    mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
+    return fuse_conv_bn_weights(
+        conv.weight, conv.bias, mean, variance, norm.eps, norm.weight, norm.bias
+    )
 
 
 def _module(graph: fx.GraphModule, node: object) -> nn.Module | None:

@@ -1,5 +1,9 @@
 """torch itself: folded, channels_last, and fused by oneDNN on a CPU."""
 
+import ctypes
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F  # noqa: N812
@@ -16,7 +20,11 @@ _PIXELS_PER_THREAD = 288 * 384
 
 
 class TorchBackend:
-    """A folded copy of a model on a device; see ``Backend``."""
+    """A folded copy of a model on a device; see ``Backend``.
+
+    Attributes:
+        model: That copy; its trunk takes and returns the backend's precision.
+    """
 
     def __init__(self, model: SSCDModel, device: torch.device, precision: Precision) -> None:
         """Copy, fold and move ``model``."""
@@ -28,7 +36,9 @@ class TorchBackend:
             folded.trunk = fuse_convolutions(folded.trunk)
         else:
             folded.trunk = folded.trunk.to(self._dtype).to(memory_format=torch.channels_last)
-        self._model = folded
+        self.model = folded
+        self._shape: torch.Size | None = None  # of the last image
+        _return_freed_memory()
 
     @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
@@ -36,10 +46,15 @@ class TorchBackend:
         if self._device.type != "cpu":
             return self._descriptors(images)
         most = _PIXELS_PER_THREAD * torch.get_num_threads()
-        return torch.cat([self._descriptors(part) for part in split_pixels(images, most)])
+        descriptors = torch.cat([self._descriptors(part) for part in split_pixels(images, most)])
+        if images.shape[1:] != self._shape:
+            # All weights and activations were of other sizes before, and left holes.
+            self._shape = images.shape[1:]
+            _return_freed_memory()
+        return descriptors
 
     def _descriptors(self, images: Tensor) -> Tensor:
-        model = self._model
+        model = self.model
         images = images.to(
             self._device, self._dtype, memory_format=torch.channels_last, non_blocking=True
         )
@@ -47,3 +62,23 @@ class TorchBackend:
         pooled = model.pooled(images).float()
         features = model.head(pooled) if model.config.features == "projected" else pooled
         return F.normalize(features, dim=1)
+
+
+def _return_freed_memory() -> None:
+    """Give what was freed back to the system, where the C library keeps it (glibc).
+
+    It keeps freed blocks in case their sizes are asked for again, which after a change of shape
+    they are not: a few shapes later that is more memory than the network itself.
+    """
+    trim = _malloc_trim()
+    if trim is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], object] | None:
+    try:
+        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library, another system
+        return None
+    return trim
