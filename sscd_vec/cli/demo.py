@@ -114,11 +114,14 @@ def _draw_pictures(folder: Path) -> list[_Query]:
 
 
 def _model() -> tuple["Encoder", "Normalizer", str]:
-    """The shipped model with its normalizer; without one, the stand-in and one fitted here."""
-    from sscd_vec.cli.session import NORMALIZER_FILE, open_encoder
+    """The shipped model, without one the stand-in; the normalizer is fitted here.
+
+    The one that ships was fitted on photos. To it all drawn pictures look alike: scores are
+    calibrated on images like those they are used on.
+    """
+    from sscd_vec.cli.session import open_encoder
     from sscd_vec.cli.standin import LABEL, standin_encoder
     from sscd_vec.encoder import pretrained
-    from sscd_vec.normalize import Normalizer
 
     try:
         place = pretrained.resolve(None)
@@ -130,10 +133,6 @@ def _model() -> tuple["Encoder", "Normalizer", str]:
         encoder = standin_encoder()
         return encoder, _fit(encoder), LABEL
     encoder = open_encoder(None)
-    if (place / NORMALIZER_FILE).is_file():
-        normalizer = Normalizer.load(place / NORMALIZER_FILE)
-        if {"search", "symmetric"} <= set(normalizer.thresholds):
-            return encoder, normalizer, place.name
     return encoder, _fit(encoder), place.name
 
 

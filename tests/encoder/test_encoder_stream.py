@@ -182,8 +182,9 @@ def test_stopping_early_leaves_no_thread(encoder: Encoder) -> None:
 
 def test_interrupt_ends_the_process_soon(tmp_path: Path) -> None:
     code = """
-import itertools, sys, threading, torch
+import itertools, signal, sys, threading, torch
 from sscd_vec.encoder import Encoder, EncoderConfig, build_model
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits it ignored
 encoder = Encoder(build_model(EncoderConfig(trunk="resnet18", dim=8, size=32)), device="cpu")
 def endless():
     for index in itertools.count():
@@ -205,7 +206,10 @@ except KeyboardInterrupt:
     assert child.stdout.readline() == "running\n"
     start = time.monotonic()
     child.send_signal(signal.SIGINT)
-    output, _ = child.communicate(timeout=60)
+    try:
+        output, _ = child.communicate(timeout=60)
+    finally:
+        child.kill()
     assert output == "threads []\n" and child.returncode == 0
     assert time.monotonic() - start < 30
 

@@ -4,12 +4,13 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from sscd_vec.encoder import pretrained
+from sscd_vec.encoder import Encoder, pretrained
 from sscd_vec.encoder.checkpoint import (
     CheckpointError,
     file_sha256,
@@ -75,7 +76,7 @@ def test_a_released_name_is_downloaded_once(shelf: Shelf, tmp_path: Path) -> Non
     assert len(shelf.requests) == 1
     assert resolve("sscd_disc_mixup", cache_dir=cache, local_files_only=True) == path
     assert len(shelf.requests) == 1
-    assert pretrained.present(cache) == ["sscd_disc_mixup"]
+    assert pretrained.present(cache) == sorted(["sscd_disc_mixup", *pretrained.shipped()])
 
 
 def test_the_hash_is_recorded_first_and_verified_afterwards(small: Shelf, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_an_interrupted_transfer_is_continued(
     small.cuts = [3_000_000, 0, 0, 0, 0]
     with pytest.raises(DownloadError, match="3000000 bytes"):
         resolve("small", cache_dir=tmp_path, base_url=small.url)
-    assert pretrained.present(tmp_path) == []
+    assert "small" not in pretrained.present(tmp_path)
     path = resolve("small", cache_dir=tmp_path, base_url=small.url)
     assert path.read_bytes() == small_file
     assert small.requests[-1] == "bytes=3000000-"
@@ -235,3 +236,15 @@ def test_shipped_models_are_found_by_name_or_alone(
 def test_a_path_is_itself(tmp_path: Path) -> None:
     assert resolve(tmp_path) == tmp_path
     assert resolve(str(tmp_path)) == tmp_path
+
+
+def test_the_model_in_the_box_works_without_a_name_or_a_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("a network was asked"))
+    folder = resolve(None)
+    encoder = Encoder.from_pretrained(device="cpu")
+    noise = np.random.default_rng(0).integers(0, 256, (2, 40, 60, 3), dtype=np.uint8)
+    z = encoder.encode(list(noise))
+    assert z.shape == (2, encoder.dim) and np.allclose(np.linalg.norm(z, axis=1), 1, atol=1e-5)
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 12e6

@@ -1,0 +1,146 @@
+"""The folder that ships: weights in half precision, a fitted normalizer, calibrated thresholds.
+
+    python benchmarks/ship_model.py make RUN OUT --background PHOTOS... --calibration SET
+    python benchmarks/ship_model.py check OUT SET --name threshold
+
+``make`` fits whitening and the bias on the background photos and finds three thresholds on a
+DISC-like set (``make_disc_like.py``) of photos that are in neither the background nor a test:
+search scores for a precision, symmetric and tiled scores for a false-match rate. ``check`` says
+what the search threshold's precision and recall are on another set, beside what it promises.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import results
+import torch
+from candidates import Candidates, best_per_query
+from disc_layout import DiscSet, Images, read_disc
+from numpy.typing import NDArray
+from photos import find_photos
+
+from sscd_vec.encoder import Encoder
+from sscd_vec.encoder.checkpoint import read_checkpoint, write_pretrained
+from sscd_vec.encoder.images import load_pixels
+from sscd_vec.normalize import Normalizer, calibrate, precision_threshold
+from sscd_vec.photos.tiles import crops
+
+PRECISION = 0.9
+DEDUP_RATE = 1e-6  # false matches per pair of photos
+TILED_RATE = 0.01  # queries with a false match
+TILES, TILED_PHOTOS = 2, 500
+CANDIDATES = 10
+BACKGROUND_ROWS = 4000
+
+
+def make(options: argparse.Namespace) -> None:
+    """Write the folder, then say what is in it."""
+    config, weights = read_checkpoint(options.run)
+    if options.size:
+        config = config.replace(size=options.size)
+    write_pretrained(options.out, config, weights, dtype=torch.float16)
+    encoder = Encoder.from_pretrained(options.out)
+    background = encoder.encode(photo.read() for photo in find_photos(options.background))
+    fitted = Normalizer.fit(
+        background,
+        encoder=encoder,
+        keep_background="float16",
+        background_size=BACKGROUND_ROWS,
+    )
+    disc = read_disc(options.calibration)
+    candidates, matched = scored(fitted, encoder, disc)
+    search = precision_threshold(
+        candidates.scores, matched, PRECISION, query_ids=candidates.queries
+    )
+    apart = encoder.encode(list(disc.training.paths))
+    symmetric = calibrate(
+        fitted, apart, false_match_rate=DEDUP_RATE, per="comparison", kind="symmetric"
+    )
+    tiles, groups = tiled(encoder, disc.training, TILED_PHOTOS)
+    partial = calibrate(
+        fitted,
+        tiles,
+        apart[TILED_PHOTOS:],
+        false_match_rate=TILED_RATE,
+        kind="tiled",
+        query_groups=groups,
+    )
+    for found in (search, symmetric, partial):
+        fitted = fitted.with_threshold(found.threshold)
+        print(found.threshold)
+    fitted.save(options.out / "normalizer.safetensors")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Precision and recall at the shipped threshold on a set it never saw."""
+    encoder = Encoder.from_pretrained(options.model)
+    normalizer = Normalizer.load(options.model / "normalizer.safetensors")
+    normalizer.check_encoder(encoder)
+    disc = read_disc(options.set)
+    candidates, matched = scored(normalizer, encoder, disc)
+    threshold = normalizer.thresholds["search"]
+    accepted = candidates.scores >= threshold.value
+    figures = {
+        "model": options.model.name,
+        "threshold": round(threshold.value, 4),
+        "promised precision": threshold.wanted,
+        "precision": round(float(matched[accepted].mean()), 4),
+        "recall": round(float(matched[accepted].sum()) / len(disc.matches), 4),
+        "accepted pairs": int(accepted.sum()),
+        "queries": len(disc.queries),
+        "references": len(disc.references),
+    }
+    print(figures)
+    if options.name:
+        print(results.write(options.name, figures))
+
+
+def scored(
+    normalizer: Normalizer, encoder: Encoder, disc: DiscSet
+) -> tuple[Candidates, NDArray[np.bool_]]:
+    """The best references of every query, as a search returns them, and which are copies."""
+    queries = normalizer.queries(encoder.encode(list(disc.queries.paths)))
+    references = normalizer.references(encoder.encode(list(disc.references.paths)))
+    found = best_per_query(queries, [references], CANDIDATES)
+    pairs = zip(found.queries.tolist(), found.references.tolist(), strict=True)
+    names = [(disc.queries.ids[query], disc.references.ids[row]) for query, row in pairs]
+    return found, np.array([pair in disc.matches for pair in names])
+
+
+def tiled(
+    encoder: Encoder, images: Images, count: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Descriptors of the tiles of the first images, and the image of each."""
+    rows: list[NDArray[np.float32]] = []
+    groups: list[int] = []
+    for number, path in enumerate(images.paths[:count]):
+        parts = crops(load_pixels(path), TILES)
+        rows.append(encoder.encode(parts))
+        groups += [number] * len(parts)
+    return np.concatenate(rows), np.array(groups)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(required=True)
+    making = verbs.add_parser("make", help="write the folder")
+    making.add_argument("run", type=Path, help="the trained encoder")
+    making.add_argument("out", type=Path)
+    making.add_argument("--background", nargs="+", type=Path, required=True)
+    making.add_argument("--calibration", type=Path, required=True, help="a DISC-like set")
+    making.add_argument("--size", type=int, help="input size, if not the run's own")
+    making.set_defaults(run_verb=make)
+    checking = verbs.add_parser("check", help="measure the search threshold")
+    checking.add_argument("model", type=Path)
+    checking.add_argument("set", type=Path)
+    checking.add_argument("--name", help="write results/NAME.json")
+    checking.set_defaults(run_verb=check)
+    options = parser.parse_args(arguments)
+    options.run_verb(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""What ships together fits together."""
+
+import numpy as np
+import pytest
+
+from sscd_vec import Encoder, Normalizer
+from sscd_vec.cli.session import NORMALIZER_FILE
+from sscd_vec.encoder import pretrained
+
+
+@pytest.mark.parametrize("name", pretrained.shipped())
+def test_the_shipped_normalizer_fits_its_model_and_has_every_threshold(name: str) -> None:
+    encoder = Encoder.from_pretrained(name, device="cpu")
+    normalizer = Normalizer.load(pretrained.resolve(name) / NORMALIZER_FILE)
+    normalizer.check_encoder(encoder)
+    assert set(normalizer.thresholds) == {"search", "symmetric", "tiled"}
+    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    z = encoder.encode([picture, picture[:, ::-1].copy()])
+    assert normalizer.scores(z, z).shape == (2, 2)
+
+
+def test_one_model_ships() -> None:
+    assert len(pretrained.shipped()) == 1
