@@ -5,8 +5,9 @@
 
 ``make`` fits whitening and the bias on the background photos and finds three thresholds on a
 DISC-like set (``make_disc_like.py``) of photos that are in neither the background nor a test:
-search scores for a precision, symmetric and tiled scores for a false-match rate. ``check`` says
-what the search threshold's precision and recall are on another set, beside what it promises.
+search scores for a precision on its queries, symmetric and tiled scores for a false-match rate on
+its training split. ``check`` says what the search threshold's precision and recall are on another
+set, beside what it promises.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sscd_vec.cli.console import JsonOption, print_json, print_rows, progress, say, warn
+from sscd_vec.cli.console import JsonOption, print_json, print_rows, progress, say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,26 +114,15 @@ def _draw_pictures(folder: Path) -> list[_Query]:
 
 
 def _model() -> tuple["Encoder", "Normalizer", str]:
-    """The shipped model, without one the stand-in; the normalizer is fitted here.
+    """The shipped model, with a normalizer fitted here.
 
     The one that ships was fitted on photos. To it all drawn pictures look alike: scores are
     calibrated on images like those they are used on.
     """
-    from sscd_vec.cli.session import open_encoder
-    from sscd_vec.cli.standin import LABEL, standin_encoder
-    from sscd_vec.encoder import pretrained
+    from sscd_vec.cli.session import model_name, open_encoder
 
-    try:
-        place = pretrained.resolve(None)
-    except FileNotFoundError:
-        warn(
-            "this install ships no trained model: the demo uses an untrained stand-in (random "
-            "weights), which recognises easy copies of drawn pictures and nothing else."
-        )
-        encoder = standin_encoder()
-        return encoder, _fit(encoder), LABEL
     encoder = open_encoder(None)
-    return encoder, _fit(encoder), place.name
+    return encoder, _fit(encoder), model_name(None)
 
 
 def _fit(encoder: "Encoder") -> "Normalizer":

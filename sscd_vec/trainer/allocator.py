@@ -18,7 +18,11 @@ KEEPING = {M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 256 << 20, M_MMAP_MAX: 0}
 
 @contextlib.contextmanager
 def freed_memory_kept(wanted: bool = True) -> Iterator[None]:
-    """Keep freed memory for the next step; give it back at the end. Without glibc, do nothing."""
+    """Keep freed memory for the next step; give it back at the end. Without glibc, do nothing.
+
+    Afterwards the limits are glibc's usual ones again, but it no longer adapts them by itself: that
+    ends for good when they are first set.
+    """
     if not wanted or platform.libc_ver()[0] != "glibc":
         yield
         return

@@ -36,7 +36,8 @@ class TrainConfig:
         size: Side of the square training images, in pixels.
         inference_size: Size in the encoder written; the paper trains at 224 and infers at 288.
         size_mode: How the encoder written applies ``inference_size``.
-        init_from: Start from an encoder folder, a released file, or ``"imagenet"``.
+        init_from: Start from an encoder folder, any released file, a shipped or released model's
+            name, or ``"imagenet"``.
         zero_init_residual: Start residual branches at zero; large lambda is unstable without it.
         frozen_stages: Stages of the trunk, counted from the input, that are not trained.
         frozen_batch_norm: Keep every BatchNorm at its initial running statistics.

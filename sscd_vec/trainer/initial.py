@@ -9,6 +9,7 @@ from torch import Tensor
 from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.encoder.imagenet import imagenet_trunk
 from sscd_vec.encoder.model import SSCDModel, build_model
+from sscd_vec.encoder.pretrained import resolve
 from sscd_vec.trainer.config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,7 @@ def initial_model(config: TrainConfig) -> SSCDModel:
     otherwise the new head starts fresh; its mean and std are taken over.
 
     Raises:
+        FileNotFoundError: No model of that name or at that path; lists the known names.
         ValueError: The weights do not fit the trunk.
         ImportError: The package that carries the ImageNet weights is not installed.
     """
@@ -39,7 +41,7 @@ def initial_model(config: TrainConfig) -> SSCDModel:
         model = build_model(encoder)
         model.trunk.load_state_dict(imagenet_trunk(encoder.trunk))
         return model
-    earlier, weights = read_checkpoint(config.init_from)
+    earlier, weights = read_checkpoint(resolve(config.init_from))
     if earlier.trunk != encoder.trunk:
         raise ValueError(
             f"init_from={config.init_from} has the trunk {earlier.trunk}, this run asks for "

@@ -10,11 +10,14 @@ from PIL import Image
 
 from sscd_vec import Encoder
 from sscd_vec.cli.train import train
+from sscd_vec.encoder import pretrained
+from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.model import SSCDModel, build_model
 from sscd_vec.trainer import TrainConfig, Trainer, TrainingDiverged
 from sscd_vec.trainer import validation as validation_room
 from sscd_vec.trainer.data import find_photos
+from sscd_vec.trainer.initial import initial_model
 from sscd_vec.trainer.journal import read_metrics
 from sscd_vec.trainer.overlay import Overlays
 from sscd_vec.trainer.pixels import MemoryPixels
@@ -151,6 +154,18 @@ def test_averaged_weights_are_what_is_written(few: Path, tmp_path: Path) -> None
     assert not torch.equal(raw, averaged)
     written = Encoder.from_pretrained(tmp_path, device="cpu").model.state_dict()["head.weight"]
     assert torch.equal(written, averaged)
+
+
+def test_starting_from_a_model_by_its_name() -> None:
+    name = pretrained.shipped()[0]
+    config, weights = read_checkpoint(pretrained.resolve(name))
+    run = TrainConfig(trunk=config.trunk, dim=config.dim, init_from=name)
+    started = initial_model(run)
+    assert (started.config.mean, started.config.std) == (config.mean, config.std)
+    for key, tensor in started.state_dict().items():
+        torch.testing.assert_close(tensor, weights[key].to(tensor.dtype), rtol=0, atol=0)
+    with pytest.raises(FileNotFoundError, match=name):
+        initial_model(run.with_changes(init_from="no such model"))
 
 
 def test_starting_from_an_earlier_encoder(
