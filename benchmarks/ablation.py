@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import results
 from ablation_rows import REPEATED, SEEDS, TABLE, TRAININGS, TableRow, train_config
 from ablation_table import plot, text
@@ -26,7 +27,6 @@ from descriptor_cache import describe, place
 from disc_layout import DiscSet, read_disc
 from evaluation import Row, Transform, dimension_sweep, evaluate_transform
 from recipes import EncoderDescriber
-
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.encoder import Encoder
 from sscd_vec.encoder.model import SSCDModel

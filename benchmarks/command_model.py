@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
 from peers import imagenet_model
 from photos import Photo
-
 from sscd_vec import Encoder, Normalizer
 from sscd_vec.encoder import EncoderConfig, pretrained
 from sscd_vec.normalize import Kind

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from edits_composed import collage, overlay_on
 from edits_pixels import Edit
-from numpy.typing import NDArray
 from photos import Photo
-from PIL import Image
 
 Kind = Literal["overlay", "collage"]
 KINDS: tuple[Kind, ...] = ("overlay", "collage")

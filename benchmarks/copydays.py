@@ -18,7 +18,6 @@ from disc import CACHE
 from disc_layout import DiscSet, Images, list_images
 from evaluation import Transform, evaluate_transform
 from recipes import Model, recipe_of
-
 from sscd_vec.encoder.config import SizeMode
 from sscd_vec.metrics import mean_average_precision
 from sscd_vec.normalize import ScoreNorm

@@ -27,22 +27,22 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import edits_pixels
 import faiss
 import numpy as np
-import results
 import torchvision
-from command_model import label, model_folder
 from numpy.typing import NDArray
-from photos import Photo, find_photos
-from serve_load import resident
-from timing import interleaved
 from torch import nn
 
+import edits_pixels
+import results
+from command_model import label, model_folder
+from photos import Photo, find_photos
+from serve_load import resident
 from sscd_vec import Encoder, Normalizer
 from sscd_vec.photos import dedup
 from sscd_vec.photos.dedup_files import find_copies
 from sscd_vec.photos.descriptor_cache import DescriptorCache
+from timing import interleaved
 
 DIM = 512
 LOOP = 300  # images of the Python loop

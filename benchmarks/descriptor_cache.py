@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from disc_layout import Images
 from numpy.typing import NDArray
+
+from disc_layout import Images
 
 Descriptors = NDArray[np.float32]
 SHARD_ROWS = 4096

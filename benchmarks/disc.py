@@ -19,7 +19,6 @@ from disc_layout import DiscSet, Images, read_disc
 from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
 from paper_figures import AUTHORS_CODE, BASELINES, DISC_RESULTS
 from recipes import HashRecipe, Model, recipe_of
-
 from sscd_vec.normalize import ScoreNorm
 from sscd_vec.predictions import write_predictions
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
 import results
 from descriptor_cache import SHARD_ROWS, Shards
 from disc_layout import DiscSet, Images
 from evaluation import Transform, evaluate_transform
-
 from sscd_vec.normalize import ScoreNorm
 
 

@@ -8,13 +8,14 @@ strength makes another test, under another ``MIX``.
 
 from dataclasses import dataclass
 
+import numpy as np
+from PIL import Image
+
 import edits_composed
 import edits_drawn
 import edits_filters
 import edits_pixels
-import numpy as np
 from edits_pixels import Edit, Other, Strengths
-from PIL import Image
 
 MIX = "disc-like-1"
 COUNT_WEIGHTS = {1: 0.15, 2: 0.3, 3: 0.3, 4: 0.25}

@@ -1,9 +1,10 @@
 """Edits that put a picture into something larger: other photos, collages, screenshots."""
 
 import numpy as np
+from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
+
 from edits_drawn import phrase
 from edits_pixels import Colour, Other, Strengths, colour
-from PIL import Image, ImageChops, ImageDraw, ImageFont, ImageOps
 
 # Cells of a collage as (left, top, right, bottom) parts of the page.
 Cell = tuple[float, float, float, float]

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from edits_pixels import Colour, Other, Strengths, colour
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+from edits_pixels import Colour, Other, Strengths, colour
 
 WORDS = (
     "when you see it,wait for it,me on monday,nobody:,LOL,no way!,this is fine,sale today,for "

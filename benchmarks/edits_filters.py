@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from edits_pixels import Other, Strengths, either_way, from_floats
 from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
+
+from edits_pixels import Other, Strengths, either_way, from_floats
 
 Filter = Callable[[Image.Image, np.random.Generator], Image.Image]
 

@@ -25,19 +25,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import results
 import torch
 from numpy.typing import NDArray
-from photos import Photo, find_photos
 from PIL import Image
-from timing import Timing, interleaved
 from torch import Tensor
 from torchvision import transforms
 
+import results
+from photos import Photo, find_photos
 from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, build_model
 from sscd_vec.encoder.imagenet import imagenet_trunk
 from sscd_vec.encoder.images import load_pixels, walk_images
 from sscd_vec.encoder.preprocess import preprocess, target_size
+from timing import Timing, interleaved
 
 # Share of the generated photos, width, height: cameras, phones, the web.
 SIZES = (

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from candidates import Candidates, best_overall, best_per_query, nearest
 from descriptor_cache import Descriptors, Shards
 from disc_layout import DiscSet
-
 from sscd_vec.metrics import Summary, evaluate
 from sscd_vec.normalize import ScoreNorm, Whitening
 from sscd_vec.normalize.whitening import Mode

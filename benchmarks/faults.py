@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import results
-from milvus_server import MilvusProcess
 from numpy.typing import NDArray
 
+import results
+from milvus_server import MilvusProcess
 from sscd_vec.adapters.faiss import FaissIndex
 from sscd_vec.adapters.milvus import MilvusCollection
 from sscd_vec.normalize import Normalizer

@@ -10,12 +10,12 @@ photo: a map that only liked salient places would hit as often there.
 import argparse
 
 import numpy as np
+from numpy.typing import NDArray
+
 import results
 from command_model import label, open_encoder
 from composed import KINDS, Kind, compose
-from numpy.typing import NDArray
 from photos import Photo, find_photos
-
 from sscd_vec import Encoder
 
 

@@ -20,12 +20,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from results import write
-from timing import interleaved
 from torch.nn import functional as F
 
+from results import write
 from sscd_vec import kernels
 from sscd_vec.kernels import reference
+from timing import interleaved
 
 DIMENSION = 512
 GEM_SHAPES = ((64, 2048, 9, 9), (256, 2048, 7, 7), (32, 512, 41, 41))

@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
 
-import contact_sheet
-import edits
 import numpy as np
 from numpy.random import SeedSequence, default_rng
-from photos import Photo, find_photos, usable
 from PIL import Image
+
+import contact_sheet
+import edits
+from photos import Photo, find_photos, usable
 
 PLAN = "disc_like.json"
 RECORDS = "query_edits.jsonl"

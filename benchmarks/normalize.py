@@ -13,15 +13,15 @@ from collections.abc import Callable
 
 import faiss
 import numpy as np
-import results
 import torch
-from timing import interleaved
 
+import results
 from sscd_vec.metrics import evaluate
 from sscd_vec.normalize import Normalizer, ScoreNorm, nearest_similarities
 from sscd_vec.normalize.descriptors import Float32
 from sscd_vec.normalize.neighbours import MEMORY
 from sscd_vec.predictions import GroundTruth, Predictions
+from timing import interleaved
 
 PARTS = ("bias_search", "memory", "metrics")
 TORCH_ROWS = 8192

@@ -11,12 +11,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from descriptor_cache import Descriptors
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
+from descriptor_cache import Descriptors
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.imagenet import imagenet_trunk
 from sscd_vec.encoder.model import SSCDModel, build_model

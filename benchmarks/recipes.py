@@ -6,7 +6,6 @@ from typing import cast, get_args
 
 from descriptor_cache import Describer, Descriptors
 from peers import HashDescriber, HashName, imagenet_model
-
 from sscd_vec.encoder.backends import BackendName
 from sscd_vec.encoder.config import EncoderConfig, SizeMode
 from sscd_vec.encoder.encoder import Encoder

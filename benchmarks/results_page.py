@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-import svg_charts
-from disc_layout import DiscSet, read_disc
-from make_disc_like import RECORDS, read_records
 from numpy.typing import NDArray
 from PIL import Image
 
+import svg_charts
+from disc_layout import DiscSet, read_disc
+from make_disc_like import RECORDS, read_records
 from sscd_vec.metrics import by_edit, evaluate, precision_recall_curve
 from sscd_vec.predictions import GroundTruth, Predictions, read_predictions
 

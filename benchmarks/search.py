@@ -28,16 +28,16 @@ from typing import cast
 
 import faiss
 import numpy as np
-import results
-from milvus_server import running
 from numpy.typing import NDArray
 from pymilvus import MilvusClient
-from timing import Timing, interleaved
 
+import results
+from milvus_server import running
 from sscd_vec.adapters.arguments import Batch
 from sscd_vec.adapters.faiss import FaissIndex
 from sscd_vec.adapters.milvus import MilvusCollection
 from sscd_vec.normalize import Normalizer
+from timing import Timing, interleaved
 
 Float32 = NDArray[np.float32]
 Figures = dict[str, object]

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import httpx2 as httpx
 import numpy as np
+
 import results
 from command_model import default_model, label, open_encoder
-
 from sscd_vec.cli.pictures import EDITS, draw
 
 PICTURES = 48

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import results
 import torch
+from numpy.typing import NDArray
+
+import results
 from candidates import Candidates, best_per_query
 from disc_layout import DiscSet, Images, read_disc
-from numpy.typing import NDArray
 from photos import find_photos
-
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.checkpoint import read_checkpoint, write_pretrained
 from sscd_vec.encoder.images import load_pixels

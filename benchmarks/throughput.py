@@ -19,16 +19,14 @@ from typing import TypeVar
 
 import faiss
 import numpy as np
-import results
 import torch
+from torch import Tensor
+
+import results
 from descriptor_cache import Descriptors
 from disc_layout import read_disc
 from peers import EagerDescriber
 from recipes import EncoderDescriber, recipe_of
-from throughput_plot import plot
-from timing import interleaved
-from torch import Tensor
-
 from sscd_vec.adapters.faiss import FaissIndex
 from sscd_vec.adapters.milvus import MilvusCollection
 from sscd_vec.encoder.backends import BackendName
@@ -37,6 +35,8 @@ from sscd_vec.encoder.encoder import Encoder
 from sscd_vec.encoder.images import Pixels, load_pixels
 from sscd_vec.encoder.preprocess import resize, target_size
 from sscd_vec.normalize import Normalizer
+from throughput_plot import plot
+from timing import interleaved
 
 PAPER = "paper code"
 IMAGES, SIZES, QUERIES, BACKGROUND = 1000, (1_000, 10_000, 100_000), 1_000, 20_000

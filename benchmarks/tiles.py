@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 import results
 from command_model import fit_normalizer, label, open_encoder
 from disc_layout import DiscSet, Images, read_disc
 from make_disc_like import RECORDS, read_records
-from numpy.typing import NDArray
 from photos import Photo, find_photos
-from PIL import Image
-from timing import interleaved
-
 from sscd_vec import Encoder, Normalizer
 from sscd_vec.encoder import pretrained
 from sscd_vec.normalize import Threshold, calibrate
 from sscd_vec.photos.encode_files import describe_pixels
 from sscd_vec.photos.tiles import crop_count
+from timing import interleaved
 
 Views = list[NDArray[np.float32]]  # of each image its crops' descriptors, the whole image first
 RATE = 1e-4

@@ -18,13 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import results
 import torch
 from PIL import Image, ImageDraw
-from timing import interleaved
 from torch import Tensor
 from torchvision.transforms import v2
 
+import results
 from sscd_vec.encoder.model import build_model
 from sscd_vec.kernels import reference
 from sscd_vec.trainer import TrainConfig, Trainer
@@ -35,6 +34,7 @@ from sscd_vec.trainer.overlay import Overlays
 from sscd_vec.trainer.pixels import MemoryPixels
 from sscd_vec.trainer.run import Run
 from sscd_vec.trainer.stages import SplitModel
+from timing import interleaved
 
 PHOTO_SIZE = (640, 480)
 STEPS = 3  # steps of each pipeline in a turn

@@ -7,9 +7,9 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-from milvus_server import MilvusProcess, running
 from numpy.typing import NDArray
 
+from milvus_server import MilvusProcess, running
 from sscd_vec.normalize import Normalizer
 
 faiss.omp_set_num_threads(1)  # small data: threads would only wait for each other

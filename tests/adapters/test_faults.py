@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from faults import Load, run_round, verify
 from milvus_server import MilvusProcess, running
-
 from sscd_vec.adapters.faiss import FaissIndex
 
 ROWS = 5000

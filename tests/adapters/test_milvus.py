@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from milvus_server import TOKEN, Certificate, MilvusProcess, running
 from pymilvus import MilvusClient, MilvusException
 
+from milvus_server import TOKEN, Certificate, MilvusProcess, running
 from sscd_vec.adapters.arguments import Batch, Rows
 from sscd_vec.adapters.milvus import (
     Address,

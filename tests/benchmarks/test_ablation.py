@@ -1,8 +1,9 @@
 import json
 from pathlib import Path
 
-import ablation
 import pytest
+
+import ablation
 from ablation_rows import TABLE, TRAININGS, train_config
 from disc_layout import read_disc
 
@@ -83,7 +84,6 @@ def test_agreement_counts_queries_by_who_is_right() -> None:
 
 def test_first_is_right_uses_the_first_result_only(disc_like: Path) -> None:
     from evaluation import Row
-
     from sscd_vec.metrics import evaluate
     from sscd_vec.predictions import GroundTruth, Predictions
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
-from candidates import best_overall, best_per_query, nearest
 from numpy.typing import NDArray
+
+from candidates import best_overall, best_per_query, nearest
 
 
 def unit_rows(count: int, dim: int, seed: int) -> NDArray[np.float32]:

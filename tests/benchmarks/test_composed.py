@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from composed import KINDS, Kind, compose
 from dedup import THRESHOLD, _groups, planted
 from photos import Photo, find_photos
-
 from sscd_vec.cli.pictures import draw
 
 

@@ -1,11 +1,11 @@
 import json
 from pathlib import Path
 
-import copydays
 import pytest
+
+import copydays
 from copydays import BLOCKS, SIZES, read_copydays
 from disc_layout import list_images
-
 from tests.benchmarks.conftest import jpeg, synthetic_photo
 
 PICTURES = 2

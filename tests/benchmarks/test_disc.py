@@ -1,14 +1,14 @@
 import json
 from pathlib import Path
 
-import disc
 import numpy as np
 import pytest
+from sklearn.metrics import average_precision_score
+
+import disc
 from descriptor_cache import Shards, describe
 from disc_layout import Images, read_disc
 from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
-from sklearn.metrics import average_precision_score
-
 from sscd_vec.normalize import Normalizer, ScoreNorm
 from sscd_vec.normalize.whitening import Mode
 from sscd_vec.predictions import read_predictions

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+
 from disc_layout import read_disc, read_ground_truth
 
 

@@ -1,7 +1,8 @@
 from pathlib import Path
 
-import dry_run
 import pytest
+
+import dry_run
 
 
 @pytest.mark.parametrize("best", [None, 200])

@@ -4,14 +4,14 @@ import tarfile
 from pathlib import Path
 from typing import cast
 
-import edits
-import make_disc_like
 import numpy as np
 import pytest
-from disc_layout import read_disc, read_ground_truth
-from photos import find_photos, usable
 from PIL import Image
 
+import edits
+import make_disc_like
+from disc_layout import read_disc, read_ground_truth
+from photos import find_photos, usable
 from tests.benchmarks.conftest import jpeg, synthetic_photo
 
 

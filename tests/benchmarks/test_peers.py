@@ -2,9 +2,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from peers import EagerDescriber, HashDescriber, HashName, imagenet_model
 from recipes import EncoderRecipe, HashRecipe, TrunkRecipe, recipe_of
-
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.encoder import Encoder
 from tests.benchmarks.conftest import jpeg, synthetic_photo

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 import readme_tables
 
 RECORD = {"command": "python benchmarks/x.py", "date": "2026-01-02", "machine": {"cpu": "some CPU"}}

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import results_page
 import svg_charts
 from disc_layout import DiscSet, read_disc
-
 from sscd_vec.predictions import Predictions, read_predictions, write_predictions
 
 

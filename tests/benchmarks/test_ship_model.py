@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import ship_model
 from disc_layout import read_disc
-
 from sscd_vec.encoder import Encoder
 from sscd_vec.normalize import Normalizer, precision_threshold
 

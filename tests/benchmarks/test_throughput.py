@@ -3,8 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import throughput
 
+import throughput
 from sscd_vec.normalize import Normalizer
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from descriptor_cache import Descriptors
 from PIL import Image
+
+from descriptor_cache import Descriptors
 
 
 class TinyPictures:

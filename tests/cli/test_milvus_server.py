@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from milvus_server import TOKEN, MilvusProcess, running
 from typer.testing import CliRunner
 
+from milvus_server import TOKEN, MilvusProcess, running
 from sscd_vec.cli import app
 from tests.cli.conftest import small
 from tests.cli.test_commands import fails, names, run

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import kernels as benchmark
 import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
+import kernels as benchmark
 from sscd_vec.kernels import gpu
 from tests.kernels.cases import descriptors, views
 
