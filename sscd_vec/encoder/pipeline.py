@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sscd_vec.encoder.images import ImageError, ImageInput, describe
+from sscd_vec.encoder.workers import Workers
 
 # How long an image waits for others of its shape: in bytes of all that wait, and in batches of
 # inputs that came after it.
@@ -157,7 +156,7 @@ def _prepare_all(
         for position, source in enumerate(inputs):
             yield attempt(position, source, describe(source, position))
         return
-    decoders = _Decoders(num_workers)
+    decoders = Workers(num_workers, "decode")
     pending: deque[_Prepared | Callable[[], _Prepared]] = deque()
 
     def first() -> _Prepared:
@@ -179,57 +178,6 @@ def _prepare_all(
             yield first()
     finally:  # also on Ctrl-C and on a caller who stops early: nothing is left running
         decoders.close()
-
-
-class _Decoders:
-    """Decoding threads that survive a Ctrl-C at any moment.
-
-    A thread pool of the standard library can deadlock there: its semaphore is written in Python,
-    and an interrupt in the middle of it leaves a lock taken that the workers wait for. All that is
-    shared here is ``SimpleQueue``, which is written in C and cannot be interrupted half-way.
-    """
-
-    def __init__(self, number: int) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closed = False
-        self._threads = [
-            Thread(target=self._serve, name=f"sscd-vec-decode_{index}", daemon=True)
-            for index in range(number)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, work: Callable[[], _Prepared]) -> Callable[[], _Prepared]:
-        """Have ``work`` done by a thread; what is returned waits for its result."""
-        answer: SimpleQueue[_Prepared | BaseException] = SimpleQueue()
-
-        def serve() -> None:
-            try:
-                answer.put(work())
-            except BaseException as error:  # handed to the thread that waits for the answer
-                answer.put(error)
-
-        def result() -> _Prepared:
-            found = answer.get()
-            if isinstance(found, BaseException):
-                raise found
-            return found
-
-        self._work.put(serve)
-        return result
-
-    def close(self) -> None:
-        """Drop what has not begun and wait for what has."""
-        self._closed = True
-        for _ in self._threads:
-            self._work.put(None)
-        for thread in self._threads:
-            thread.join()
-
-    def _serve(self) -> None:
-        while (serve := self._work.get()) is not None:
-            if not self._closed:
-                serve()
 
 
 def _by_shape(prepared: Iterable[_Prepared], batch_size: int) -> Iterator[list[_Prepared]]:

@@ -54,10 +54,10 @@ def normalize(images: Tensor, config: EncoderConfig) -> Tensor:
     return rows.view(n, height, width, 3).permute(0, 3, 1, 2)
 
 
-def split_pixels(images: Tensor, most: int) -> tuple[Tensor, ...]:
+def split_pixels(images: Tensor, most: int, least_parts: int = 1) -> tuple[Tensor, ...]:
     """Cut a batch of either layout into even parts of at most ``most`` pixels, or one image."""
     pixels = images[:1].numel() // 3
-    parts = min(len(images), -(-len(images) * pixels // most))
+    parts = min(len(images), max(least_parts, -(-len(images) * pixels // most)))
     return torch.chunk(images, max(1, parts))
 
 

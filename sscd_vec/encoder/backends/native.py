@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -12,8 +13,9 @@ from sscd_vec.encoder.backends.fold import can_fuse, fuse_convolutions, inferenc
 from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.encoder.precision import Precision
 from sscd_vec.encoder.preprocess import split_pixels
+from sscd_vec.encoder.workers import Workers
 
-# Pixels each thread of a CPU takes through the network at a time. More are no faster: activations
+# Pixels a thread of a CPU takes through the network at a time. More are no faster: activations
 # (64 bytes per pixel for the largest of a ResNet) then leave the cache, and above 32 MB malloc maps
 # and faults in fresh pages for every layer.
 _PIXELS_PER_THREAD = 288 * 384
@@ -21,6 +23,10 @@ _PIXELS_PER_THREAD = 288 * 384
 
 class TorchBackend:
     """A folded copy of a model on a device; see ``Backend``.
+
+    On a CPU every core takes images of its own through the whole network. Sharing each convolution
+    between the cores instead makes them wait for one another after every layer, longest where a
+    core also decodes photos.
 
     Attributes:
         model: That copy; its trunk takes and returns the backend's precision.
@@ -38,21 +44,27 @@ class TorchBackend:
             folded.trunk = folded.trunk.to(self._dtype).to(memory_format=torch.channels_last)
         self.model = folded
         self._shape: torch.Size | None = None  # of the last image
+        self._cores: Workers | None = None
         _return_freed_memory()
 
-    @torch.inference_mode()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the descriptors of ``images``, on the backend's device."""
         if self._device.type != "cpu":
             return self._descriptors(images)
-        most = _PIXELS_PER_THREAD * torch.get_num_threads()
-        descriptors = torch.cat([self._descriptors(part) for part in split_pixels(images, most)])
+        parts = split_pixels(images, _PIXELS_PER_THREAD, torch.get_num_threads())
+        if len(parts) == 1:
+            descriptors = self._descriptors(images)
+        else:
+            submit = self._threads().submit
+            waiting = [submit(functools.partial(self._descriptors, part)) for part in parts]
+            descriptors = torch.cat([result() for result in waiting])
         if images.shape[1:] != self._shape:
             # All weights and activations were of other sizes before, and left holes.
             self._shape = images.shape[1:]
             _return_freed_memory()
         return descriptors
 
+    @torch.inference_mode()
     def _descriptors(self, images: Tensor) -> Tensor:
         model = self.model
         images = images.to(
@@ -62,6 +74,17 @@ class TorchBackend:
         pooled = model.pooled(images).float()
         features = model.head(pooled) if model.config.features == "projected" else pooled
         return F.normalize(features, dim=1)
+
+    def _threads(self) -> Workers:
+        """One thread per core torch may use; within each, torch computes with one."""
+        number = torch.get_num_threads()
+        if self._cores is None or len(self._cores) != number:
+            if self._cores is not None:
+                self._cores.stop()
+            self._cores = Workers(number, "forward", lambda: torch.set_num_threads(1))
+            torch.set_num_threads(number)  # what threads that are yet to come begin with
+            weakref.finalize(self, self._cores.stop)
+        return self._cores
 
 
 def _return_freed_memory() -> None:
