@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from peers import imagenet_model
 from photos import Photo
 from sscd_vec import Encoder, Normalizer
 from sscd_vec.encoder import EncoderConfig, pretrained
+from sscd_vec.encoder.imagenet import imagenet_model
 from sscd_vec.normalize import Kind
 
 STAND_IN = "imagenet:efficientnet_lite0"

@@ -34,7 +34,7 @@ from torchvision import transforms
 import results
 from photos import Photo, find_photos
 from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, build_model
-from sscd_vec.encoder.imagenet import imagenet_trunk
+from sscd_vec.encoder.imagenet import imagenet_model
 from sscd_vec.encoder.images import load_pixels, walk_images
 from sscd_vec.encoder.preprocess import preprocess, target_size
 from timing import Timing, interleaved
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             "forward 288x288, batch 32": lambda: forward_row(model, encoders, options.rounds),
             f"folder to descriptors, {len(photos)} photos": lambda: folder_row(
-                model, {"torch": encoders["torch"]}, photos
+                model, encoders, photos
             ),
             "memory": lambda: child_memory(options.model, folder, options.images),
         }
@@ -204,11 +204,7 @@ def _decode_figures(encoder: Encoder, scratch: Path, rounds: int) -> dict[str, o
 
 def trained_row(photos: Sequence[Photo]) -> dict[str, object]:
     """Fast against exact decoding of real photos enlarged to 4000×3000, with trained weights."""
-    config = EncoderConfig(
-        trunk="efficientnet_lite0", features="trunk", mean=(0.5,) * 3, std=(0.5,) * 3
-    )
-    model = build_model(config)
-    model.trunk.load_state_dict(imagenet_trunk(config.trunk))
+    model = imagenet_model(EncoderConfig(trunk="efficientnet_lite0", features="trunk"))
     encoder = Encoder(model, device="cpu")
     row: dict[str, object] = {"weights": "EfficientNet-Lite0, ImageNet, GeM-pooled features"}
     for name, (columns, rows) in {"photos": (1, 1), "collages of 12": COLLAGE}.items():

@@ -6,7 +6,6 @@ is ``1 - 2·(Hamming distance) / b``, so hashes are searched and judged like eve
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -18,8 +17,7 @@ from torchvision.transforms import v2
 
 from descriptor_cache import Descriptors
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.imagenet import imagenet_trunk
-from sscd_vec.encoder.model import SSCDModel, build_model
+from sscd_vec.encoder.model import SSCDModel
 
 HashName = Literal["pdq", "phash"]
 BATCH = 32
@@ -97,13 +95,6 @@ def reference_transform(config: EncoderConfig) -> Callable[[Image.Image], Tensor
         [*steps, v2.Normalize(config.mean, config.std)]
     )
     return transform
-
-
-def imagenet_model(config: EncoderConfig) -> SSCDModel:
-    """A trunk with its ImageNet weights and no projection: untrained for copies."""
-    model = build_model(replace(config, features="trunk"))
-    model.trunk.load_state_dict(imagenet_trunk(config.trunk))
-    return model
 
 
 def _pdq() -> Callable[[Image.Image], NDArray[np.bool_]]:

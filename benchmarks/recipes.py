@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 from descriptor_cache import Describer, Descriptors
-from peers import HashDescriber, HashName, imagenet_model
+from peers import HashDescriber, HashName
 from sscd_vec.encoder.backends import BackendName
 from sscd_vec.encoder.config import EncoderConfig, SizeMode
 from sscd_vec.encoder.encoder import Encoder
+from sscd_vec.encoder.imagenet import imagenet_model
 from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.encoder.precision import Precision
 
@@ -37,7 +38,7 @@ class TrunkRecipe:
     batch_size: int = 32
     trunk_features = True
 
-    def build(self) -> Describer:
+    def build(self) -> "EncoderDescriber":
         """Load its weights."""
         config = EncoderConfig(
             trunk=self.trunk,

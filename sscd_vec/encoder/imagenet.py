@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 from torchvision.models import get_model_weights
 
+from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.efficientnet_lite import VARIANTS, scaled_stages
+from sscd_vec.encoder.model import SSCDModel, build_model
 from sscd_vec.encoder.trunks import build_trunk
+
+# EfficientNet-Lite was trained on (x - 127) / 128.
+LITE_MEAN = (127 / 255,) * 3
+LITE_STD = (128 / 255,) * 3
 
 # The package's names to ours, inside a block and outside.
 _BLOCK = {
@@ -22,6 +28,20 @@ _BLOCK = {
     "_bn2": "project.bn",
 }
 _ENDS = {"_conv_stem": "stem.conv", "_bn0": "stem.bn", "_conv_head": "last.conv", "_bn1": "last.bn"}
+
+
+def imagenet_model(config: EncoderConfig) -> SSCDModel:
+    """Build a model whose trunk has ImageNet weights, and the mean and std these were trained on.
+
+    Raises:
+        ImportError: The package with the weights is not installed.
+        ValueError: There are no ImageNet weights for this trunk, or they do not fit it.
+    """
+    if config.trunk in VARIANTS:
+        config = config.replace(mean=LITE_MEAN, std=LITE_STD)
+    model = build_model(config)
+    model.trunk.load_state_dict(imagenet_trunk(config.trunk))
+    return model
 
 
 def imagenet_trunk(name: str) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sscd_vec.encoder.checkpoint import read_checkpoint
-from sscd_vec.encoder.imagenet import imagenet_trunk
+from sscd_vec.encoder.imagenet import imagenet_model
 from sscd_vec.encoder.model import SSCDModel, build_model
 from sscd_vec.encoder.pretrained import resolve
 from sscd_vec.trainer.config import TrainConfig
@@ -15,9 +15,6 @@ from sscd_vec.trainer.config import TrainConfig
 log = logging.getLogger(__name__)
 
 IMAGENET = "imagenet"
-# EfficientNet-Lite was trained on (x - 127) / 128.
-LITE_MEAN = (127 / 255,) * 3
-LITE_STD = (128 / 255,) * 3
 
 
 def initial_model(config: TrainConfig) -> SSCDModel:
@@ -36,11 +33,7 @@ def initial_model(config: TrainConfig) -> SSCDModel:
     if not config.init_from:
         return build_model(encoder, zero_init_residual=config.zero_init_residual)
     if config.init_from == IMAGENET:
-        if encoder.trunk.startswith("efficientnet_lite"):
-            encoder = encoder.replace(mean=LITE_MEAN, std=LITE_STD)
-        model = build_model(encoder)
-        model.trunk.load_state_dict(imagenet_trunk(encoder.trunk))
-        return model
+        return imagenet_model(encoder)
     earlier, weights = read_checkpoint(resolve(config.init_from))
     if earlier.trunk != encoder.trunk:
         raise ValueError(

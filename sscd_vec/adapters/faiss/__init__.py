@@ -8,8 +8,9 @@ try:
 except ImportError as error:
     raise ImportError("FaissIndex needs FAISS: pip install faiss-cpu (or sscd-vec[gpu])") from error
 
+from sscd_vec.adapters.faiss.background import BackgroundSearch
 from sscd_vec.adapters.faiss.index import FaissIndex
 from sscd_vec.adapters.sidecar import IndexFileError
 
-__all__ = ["FaissIndex", "IndexFileError"]
+__all__ = ["BackgroundSearch", "FaissIndex", "IndexFileError"]
 del faiss
