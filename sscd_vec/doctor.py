@@ -50,7 +50,7 @@ def examine(cache_dir: Path | None = None) -> list[Check]:
     ]
     for probe in (_torch, _devices, _triton, _faiss, _milvus, _bf16):
         checks += _guarded(probe)
-    checks += _cache(cache_dir)
+    checks += _guarded(_cache, cache_dir)
     checks += _extras()
     return checks
 
@@ -158,16 +158,18 @@ def _bf16() -> list[Check]:
 
 
 def _cache(cache_dir: Path | None) -> list[Check]:
-    from sscd_vec.encoder import pretrained
-
-    folder = pretrained.cache_folder(cache_dir)
+    asked = repr(None if cache_dir is None else str(cache_dir))
+    found = _probe(
+        "from sscd_vec.encoder.pretrained import cache_folder, present; "
+        f"answer = {{'folder': str(cache_folder({asked})), 'models': present({asked})}}"
+    )
+    folder = Path(found["folder"])
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(nearest, os.W_OK):
         remedy = "set SSCD_VEC_CACHE to a folder you can write to"
         return [Check("cache", "fail", f"{folder} cannot be written to", remedy)]
     free = shutil.disk_usage(nearest).free / 2**30
-    present = sorted(pretrained.present(cache_dir))
-    models = ", ".join(present) if present else "none yet"
+    models = ", ".join(found["models"]) or "none yet"
     return [
         Check("cache", "ok", f"{folder}, {free:.0f} GiB free"),
         Check("models", "ok", f"present: {models}"),
@@ -191,9 +193,9 @@ def _extras() -> list[Check]:
     return [Check("extras", "ok", ", ".join(here) or "none", remedy)]
 
 
-def _guarded(probe: Callable[[], list[Check]]) -> list[Check]:
+def _guarded(probe: Callable[..., list[Check]], *arguments: object) -> list[Check]:
     try:
-        return probe()
+        return probe(*arguments)
     except ProbeError as error:
         name = probe.__name__.strip("_")
         remedy = "pip install --force-reinstall sscd-vec; a CPU-only torch does not fit torchvision"

@@ -5,6 +5,7 @@ global state of matplotlib is touched, so drawing is safe in threads and servers
 """
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NONMATCH, MATCH, THRESHOLD = "#7f8c9b", "#2b6cb0", "#c53030"
+TITLE_WIDTH = 80  # characters that fit above a picture
 
 
 def score_histogram(
@@ -53,16 +55,25 @@ def score_histogram(
         if len(scores):
             label = f"{name} ({len(scores):,})"
             axes.hist(scores, edges, density=True, color=colour, alpha=0.65, label=label)
-    if interval is not None:
-        axes.axvspan(*interval, color=THRESHOLD, alpha=0.15, linewidth=0)
     if threshold is not None:
         axes.axvline(threshold, color=THRESHOLD, label=f"threshold {threshold:.3f}")
+    if interval is not None:
+        axes.axvspan(*interval, color=THRESHOLD, alpha=0.15, linewidth=0, label="its interval")
     axes.set_yscale("log")  # the tail is what a threshold is about
     axes.set_xlabel("score")
     axes.set_ylabel("density")
     if title:
-        axes.set_title(title)
-    axes.legend(frameon=False)
+        axes.set_title(textwrap.fill(title, TITLE_WIDTH), fontsize="medium")
+    # Below the picture: inside, the threshold's line would run through it.
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.13),
+        ncols=4,
+        columnspacing=1,
+        handlelength=1.2,
+        fontsize="small",
+        frameon=False,
+    )
     return figure
 
 

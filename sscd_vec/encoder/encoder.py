@@ -72,6 +72,10 @@ class Encoder:
         self._opened: dict[tuple[BackendName, Precision], tuple[object, Backend]] = {}
         self._fingerprint: tuple[object, str] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also in another process, makes the network ready for itself."""
+        return {**self.__dict__, "_opened": {}}
+
     @classmethod
     def from_pretrained(
         cls,

@@ -4,6 +4,7 @@ import importlib.util
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,9 +15,14 @@ from sscd_vec.encoder.efficientnet_lite import VARIANTS, scaled_stages
 from sscd_vec.encoder.model import SSCDModel, build_model
 from sscd_vec.encoder.trunks import build_trunk
 
+Statistics: TypeAlias = tuple[float, float, float]
+
 # EfficientNet-Lite was trained on (x - 127) / 128.
 LITE_MEAN = (127 / 255,) * 3
 LITE_STD = (128 / 255,) * 3
+# Trained on [-1, 1]. torchvision takes ImageNet's statistics for them and converts inside the
+# network, before the part that is a trunk here.
+_CONVERTED_INSIDE = ("googlenet", "inception_v3")
 
 # The package's names to ours, inside a block and outside.
 _BLOCK = {
@@ -37,11 +43,25 @@ def imagenet_model(config: EncoderConfig) -> SSCDModel:
         ImportError: The package with the weights is not installed.
         ValueError: There are no ImageNet weights for this trunk, or they do not fit it.
     """
-    if config.trunk in VARIANTS:
-        config = config.replace(mean=LITE_MEAN, std=LITE_STD)
-    model = build_model(config)
-    model.trunk.load_state_dict(imagenet_trunk(config.trunk))
+    weights = imagenet_trunk(config.trunk)
+    mean, std = imagenet_statistics(config.trunk)
+    model = build_model(config.replace(mean=mean, std=std))
+    model.trunk.load_state_dict(weights)
     return model
+
+
+def imagenet_statistics(name: str) -> tuple[Statistics, Statistics]:
+    """Return the mean and std that the ImageNet weights of the trunk ``name`` were trained on.
+
+    Raises:
+        ValueError: There are no ImageNet weights for this trunk.
+    """
+    if name in VARIANTS:
+        return LITE_MEAN, LITE_STD
+    if name in _CONVERTED_INSIDE:
+        return (0.5,) * 3, (0.5,) * 3
+    preset = _torchvision_default(name).transforms()
+    return tuple(preset.mean), tuple(preset.std)
 
 
 def imagenet_trunk(name: str) -> dict[str, Tensor]:
@@ -102,9 +122,14 @@ def _lite_weights(name: str) -> dict[str, Tensor]:
 
 
 def _torchvision_weights(name: str) -> Mapping[str, Tensor]:
+    state: Mapping[str, Tensor] = _torchvision_default(name).get_state_dict(
+        progress=False, check_hash=True
+    )
+    return state
+
+
+def _torchvision_default(name: str) -> Any:  # noqa: ANN401 - an enum's member, untyped there
     try:
-        weights = get_model_weights(name).DEFAULT
+        return get_model_weights(name).DEFAULT
     except ValueError as error:
         raise ValueError(f"torchvision has no ImageNet weights for {name}") from error
-    state: Mapping[str, Tensor] = weights.get_state_dict(progress=False, check_hash=True)
-    return state

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
+_Outcome: TypeAlias = tuple[T] | BaseException
 
 
 class Workers:
@@ -20,13 +21,13 @@ class Workers:
     def __init__(self, number: int, name: str, begin: Callable[[], object] = lambda: None) -> None:
         """Start ``number`` threads; each has called ``begin`` when this returns."""
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._closed = False
-        begun: SimpleQueue[object] = SimpleQueue()
+        self._dropping = False
+        begun: SimpleQueue[_Outcome[object]] = SimpleQueue()
 
         def serve() -> None:
-            begun.put(begin())
+            begun.put(_outcome(begin))
             while (work := self._work.get()) is not None:
-                if not self._closed:
+                if not self._dropping:
                     work()
                 del work  # or all it worked on stays alive until the next one comes
 
@@ -34,42 +35,50 @@ class Workers:
             Thread(target=serve, name=f"sscd-vec-{name}_{index}", daemon=True)
             for index in range(number)
         ]
-        for thread in self._threads:
-            thread.start()
-        for _ in self._threads:
-            begun.get()
+        try:
+            for thread in self._threads:
+                thread.start()
+            for _ in self._threads:
+                _result(begun.get())
+        except BaseException:  # also Ctrl-C: nobody would ever end these threads
+            self.stop()
+            raise
 
     def __len__(self) -> int:
         """Return the number of threads."""
         return len(self._threads)
 
     def submit(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Have ``work`` done by a thread; what is returned waits for its result."""
-        answer: SimpleQueue[tuple[T] | BaseException] = SimpleQueue()
-
-        def serve() -> None:
-            try:
-                answer.put((work(),))
-            except BaseException as error:  # handed to the thread that waits for the answer
-                answer.put(error)
-
-        def result() -> T:
-            found = answer.get()
-            if isinstance(found, BaseException):
-                raise found
-            return found[0]
-
-        self._work.put(serve)
-        return result
+        """Have ``work`` done by a thread; what is returned waits for its result, once."""
+        answer: SimpleQueue[_Outcome[T]] = SimpleQueue()
+        self._work.put(lambda: answer.put(_outcome(work)))
+        return lambda: _result(answer.get())
 
     def stop(self) -> None:
-        """Let the threads end, without waiting for them; what has not begun is dropped."""
-        self._closed = True
+        """Let the threads end when all they were given is done, without waiting for them."""
         for _ in self._threads:
             self._work.put(None)
 
-    def close(self) -> None:
-        """Drop what has not begun and wait for what has."""
-        self.stop()
+    def join(self) -> None:
+        """Wait until the threads have ended."""
         for thread in self._threads:
             thread.join()
+
+    def close(self) -> None:
+        """Drop what has not begun, which nobody may wait for any more; wait for what has."""
+        self._dropping = True
+        self.stop()
+        self.join()
+
+
+def _outcome(work: Callable[[], T]) -> _Outcome[T]:
+    try:
+        return (work(),)
+    except BaseException as error:  # handed to the thread that waits
+        return error
+
+
+def _result(outcome: _Outcome[T]) -> T:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome[0]

@@ -6,7 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.normalize.descriptors import Descriptors, Float32, batches, lengths, require_unit
+from sscd_vec.normalize.errors import OverlapError
 from sscd_vec.normalize.neighbours import MEMORY, block_shape
+
+ROUNDING = 1e-5  # of a cosine of the same descriptor with itself
 
 
 class RowSample:
@@ -81,6 +84,33 @@ def measure(background: Descriptors, unit: bool, max_length: float | None) -> tu
             f"than 0, got {radius:g}"
         )
     return dim_in, radius
+
+
+def without_references(rows: Iterable[Float32], references: Float32) -> Iterator[Float32]:
+    """Pass the batches of a background on; refuse it at their end if it holds any reference.
+
+    Raises:
+        OverlapError: With all duplicated rows in ``pairs``.
+    """
+    found: list[NDArray[np.int64]] = []
+    seen = 0
+    for batch in rows:
+        found.append(overlapping_pairs(batch, references, ROUNDING) + np.array([seen, 0]))
+        seen += len(batch)
+        yield batch
+    if found:
+        refuse_pairs(np.concatenate(found))
+
+
+def refuse_pairs(pairs: NDArray[np.int64]) -> None:
+    """Raise an ``OverlapError`` that names them, if there are any ``overlapping_pairs``."""
+    if len(pairs):
+        raise OverlapError(
+            f"{len(pairs)} background rows are also among the references (first: background "
+            f"row {pairs[0, 0]} is reference row {pairs[0, 1]}); copies of these would be "
+            "normalized away. Fit on a background without them",
+            pairs,
+        )
 
 
 def overlapping_pairs(

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from sscd_vec.normalize import persistence, record
-from sscd_vec.normalize.background import RowSample, collect, measure
+from sscd_vec.normalize.background import RowSample, collect, measure, without_references
 from sscd_vec.normalize.calibration import Per, calibrate
-from sscd_vec.normalize.descriptors import Descriptors, batches, is_array
+from sscd_vec.normalize.descriptors import Descriptors, as_descriptors, batches, is_array
 from sscd_vec.normalize.errors import NormalizerFileError
 from sscd_vec.normalize.fingerprint import HasFingerprint, digest, fingerprint_of
 from sscd_vec.normalize.neighbours import Search
@@ -71,9 +71,12 @@ class Normalizer(Scorer):
         """
         sample = RowSample(background_size, seed)
         rows: Descriptors = background
+        if references is not None:
+            bank = as_descriptors(references, what="references")
+            rows = without_references(batches(rows, bank.shape[1]), bank)
         if score_norm is not None and not is_array(background):
             # A generator passes by once: whiten on all of it, keep what the bias needs.
-            rows = sample.watch(batches(background))
+            rows = sample.watch(batches(rows))
         transform: Whitening | None
         if isinstance(whitening, str):
             transform = Whitening.fit(rows, whitening, dim, eps, l2_before)
@@ -86,21 +89,26 @@ class Normalizer(Scorer):
             transform = whitening
         if transform is None:
             dim_in, radius = measure(rows, unit, max_length)
+        elif unit and max_length is None:
+            dim_in, radius = transform.dim_in, 1.0
         else:
-            dim_in, radius, unit = transform.dim_in, 1.0, True
+            raise ValueError(
+                "unit=False and max_length: expected only with whitening=None; whitened vectors "
+                "have unit length"
+            )
         fitted = cls(dim_in, transform, None, None, fingerprint_of(encoder), unit, radius)
-        if score_norm is None:
-            return fitted
         if isinstance(rows, Iterator):
             for _ in rows:  # whatever a fitted whitening left unread
                 pass
-            background = sample.rows()
-        fitted = fitted.with_background(
-            background, score_norm=score_norm, keep=keep_background, size=background_size, seed=seed
+        if score_norm is None:
+            return fitted
+        return fitted.with_background(
+            background if is_array(background) else sample.rows(),
+            score_norm=score_norm,
+            keep=keep_background,
+            size=background_size,
+            seed=seed,
         )
-        if references is not None:
-            fitted.check_overlap(references)
-        return fitted
 
     @classmethod
     def identity(cls, dim_in: int) -> "Normalizer":

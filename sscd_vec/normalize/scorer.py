@@ -9,9 +9,9 @@ from typing import Literal, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sscd_vec.normalize.background import overlapping_pairs
+from sscd_vec.normalize.background import overlapping_pairs, refuse_pairs
 from sscd_vec.normalize.descriptors import Float32, Float64, as_descriptors, require_unit, unit
-from sscd_vec.normalize.errors import FingerprintMismatch, OverlapError, UncalibratedError
+from sscd_vec.normalize.errors import FingerprintMismatch, UncalibratedError
 from sscd_vec.normalize.fingerprint import HasFingerprint, fingerprint_of
 from sscd_vec.normalize.lift import Lift, Metric
 from sscd_vec.normalize.neighbours import MEMORY, Search
@@ -193,11 +193,4 @@ class Scorer:
         if self.background is None:
             return
         slack = 1e-4 if self.background_precision == "float16" else 1e-5
-        pairs = overlapping_pairs(self.background, self.whiten(references), slack)
-        if len(pairs):
-            raise OverlapError(
-                f"{len(pairs)} background rows are also among the references (first: background "
-                f"row {pairs[0, 0]} is reference row {pairs[0, 1]}); copies of these would be "
-                "normalized away. Fit on a background without them",
-                pairs,
-            )
+        refuse_pairs(overlapping_pairs(self.background, self.whiten(references), slack))

@@ -117,13 +117,11 @@ class Whitening:
         matrix = _fix_signs(vectors[:, ::-1].T[:dim])
         shrinkage = _oas(variances, moments.count) if eps == "oas" else float(eps)
         if mode == "whiten":
+            shrunk = (1 - shrinkage) * variances + shrinkage * variances.mean()
+            _require_rank(shrunk, dim, moments.count)
             if shrinkage == 0:
-                _require_rank(variances, dim, moments.count)
                 _warn_if_few(dim, moments.count)
-            if variances[0] <= 0:
-                raise ValueError("background: all rows are the same; there is nothing to whiten")
-            shrunk = (1 - shrinkage) * variances[:dim] + shrinkage * variances.mean()
-            matrix = matrix / np.sqrt(shrunk)[:, None]
+            matrix = matrix / np.sqrt(shrunk[:dim])[:, None]
         return cls(
             mode=mode,
             mean=moments.mean.astype(np.float32),
@@ -192,6 +190,8 @@ def _fix_signs(vectors: Float64) -> Float64:
 
 
 def _require_rank(variances: Float64, dim: int, count: int) -> None:
+    if variances[0] <= 0:
+        raise ValueError("background: all rows are the same; there is nothing to whiten")
     rank = int((variances > RANK_TOLERANCE * variances[0]).sum())
     if rank < dim:
         raise ValueError(

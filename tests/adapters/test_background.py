@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,16 @@ def test_all_candidates_give_the_exact_neighbours_in_half_precision() -> None:
     assert (np.diff(found, axis=1) <= 0).all()
 
 
+def test_threads_that_ask_for_different_numbers_share_it() -> None:
+    background, queries = unit_rows(SMALL, 32, 0), unit_rows(64, 32, 1)
+    search = BackgroundSearch(background)
+    alone = {k: search(queries, k) for k in (1, 3, 50)}
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda k: search(queries, k), [*alone] * 20))
+    for k, nearest in zip([*alone] * 20, found, strict=True):
+        np.testing.assert_allclose(nearest, alone[k], atol=1e-6)
+
+
 def test_a_small_background_is_searched_exhaustively() -> None:
     background, queries = unit_rows(100, 17, 0), unit_rows(9, 17, 1)
     search = BackgroundSearch(background)
@@ -54,5 +66,7 @@ def test_it_says_what_is_wrong() -> None:
         search(unit_rows(1, 8, 1), 3)
     with pytest.raises(ValueError, match="candidates: expected at least 1, got 0"):
         BackgroundSearch(unit_rows(20, 16, 0), candidates=0)
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(TypeError, match="background: expected floating point numbers"):
+        BackgroundSearch(Normalizer.identity(16).background)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="background: NaN"):
         BackgroundSearch(np.full((3, 4), np.nan, np.float32))

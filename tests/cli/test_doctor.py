@@ -1,6 +1,7 @@
 """The doctor: a whole install passes, each kind of broken one fails and says what to do."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,20 @@ def test_library_that_kills_the_process_is_a_failed_line() -> None:
 
     (check,) = doctor._guarded(dies)
     assert check.status == "fail" and "signal 4" in check.detail and check.remedy
+
+
+def test_a_broken_torch_still_gives_the_whole_report(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no symbol')")
+    done = subprocess.run(
+        [sys.executable, "-m", "sscd_vec", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    report = json.loads(done.stdout)
+    status = {check["name"]: check["status"] for check in report["checks"]}
+    assert done.returncode == 1 and not report["healthy"]
+    assert status["torch"] == status["cache"] == "fail" and status["faiss"] == "ok"
 
 
 def test_import_error_is_quoted() -> None:

@@ -1,6 +1,7 @@
 import importlib.util
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,26 @@ def test_only_what_may_be_fused_is() -> None:
     torch.testing.assert_close(folded(x), wanted, atol=1e-5, rtol=0)
     with torch.inference_mode():
         torch.testing.assert_close(fuse_convolutions(folded)(x), wanted, atol=1e-5, rtol=0)
+
+
+def test_a_callers_autocast_changes_nothing(model: SSCDModel) -> None:
+    encoder = Encoder(model, device="cpu")
+    pictures = [np.full((64, 64, 3), 40 * index, np.uint8) for index in range(5)]
+    for some in (pictures[:1], pictures):  # in the calling thread, and in those of the cores
+        wanted = encoder.encode(some)
+        with torch.autocast("cpu", torch.bfloat16):
+            np.testing.assert_array_equal(encoder.encode(some), wanted)
+
+
+@pytest.mark.parametrize("name", ["torch", "openvino", "onnx"])
+def test_threads_may_share_a_backend(model: SSCDModel, name: backends.BackendName) -> None:
+    run = backends.open_backend(name, model, CPU, "float32")
+    batches = [images(count, 64, 64) + count for count in (1, 2, 3, 5)]
+    wanted = [run(batch) for batch in batches]
+    with ThreadPoolExecutor(4) as callers:
+        found = list(callers.map(run, batches * 10))
+    for got, expected in zip(found, wanted * 10, strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnx"])

@@ -1,4 +1,6 @@
+import copy
 import io
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,14 @@ def test_weights_may_change_under_the_encoder() -> None:
         encoder.model.head.weight.mul_(torch.linspace(0.5, 2, DIM)[:, None])  # type: ignore[operator]
     assert np.abs(encoder.encode(picture(0)) - before).max() > 1e-3
     assert encoder.fingerprint != mark
+
+
+def test_copies_also_through_pickle_encode_the_same(encoder: Encoder) -> None:
+    pictures = [picture(seed) for seed in range(5)]
+    expected = encoder.encode(pictures)  # the network is ready: threads, prepared weights
+    for twin in (copy.deepcopy(encoder), pickle.loads(pickle.dumps(encoder))):
+        assert twin.fingerprint == encoder.fingerprint
+        np.testing.assert_allclose(twin.encode(pictures), expected, atol=1e-5)
 
 
 def test_the_models_mode_is_respected() -> None:

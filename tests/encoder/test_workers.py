@@ -2,7 +2,9 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -44,6 +46,40 @@ def test_every_thread_begins_before_work_is_taken() -> None:
     workers.close()
 
 
+def test_a_thread_that_cannot_begin_is_an_error_and_leaves_none() -> None:
+    def fail() -> None:
+        raise ValueError("no core")
+
+    with pytest.raises(ValueError, match="no core"):
+        Workers(2, "test-failing", fail)
+    wait_for(lambda: names("sscd-vec-test-failing") == [])
+
+
+@pytest.mark.parametrize(("dropping", "expected"), [(False, [0, 1, 2]), (True, [])])
+def test_stopping_finishes_what_was_given_and_closing_drops_it(
+    dropping: bool, expected: list[int]
+) -> None:
+    workers, done = Workers(1, "test-end"), list[int]()
+    begun, gate = SimpleQueue[None](), SimpleQueue[None]()
+
+    def wait_at_gate() -> None:
+        begun.put(None)
+        gate.get()
+
+    workers.submit(wait_at_gate)
+    for n in range(3):
+        workers.submit(partial(done.append, n))
+    begun.get()
+    ending = threading.Thread(target=workers.close if dropping else workers.stop)
+    ending.start()
+    if dropping:
+        wait_for(lambda: workers._dropping)
+    gate.put(None)
+    ending.join()
+    workers.join()
+    assert done == expected
+
+
 @pytest.fixture
 def four_threads() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -77,6 +113,42 @@ def test_cores_take_images_of_their_own(four_threads: None) -> None:
     del backend
     gc.collect()
     wait_for(lambda: names("sscd-vec-forward") == [])
+
+
+def small_backend() -> TorchBackend:
+    torch.manual_seed(0)
+    model = build_model(EncoderConfig(trunk="resnet18", dim=8, size=32)).eval()
+    return TorchBackend(model, torch.device("cpu"), "float32")
+
+
+def test_callers_of_different_numbers_of_threads_share_a_backend(four_threads: None) -> None:
+    backend = small_backend()
+    images = torch.randn(8, 3, 32, 48)
+    expected = backend(images)
+
+    def call(number: int) -> list[torch.Tensor]:
+        torch.set_num_threads(number)  # of this thread; the backend changes its cores for it
+        return [backend(images) for _ in range(20)]
+
+    with ThreadPoolExecutor(3) as callers:
+        found = [one for part in callers.map(call, (2, 3, 4)) for one in part]
+    assert len(found) == 60
+    for descriptors in found:
+        torch.testing.assert_close(descriptors, expected, atol=1e-5, rtol=0)
+
+
+def test_an_error_leaves_nothing_running_and_the_backend_usable(
+    four_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = small_backend()
+    images = torch.randn(8, 3, 32, 48)
+    expected = backend(images)
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.model, "pooled", lambda images: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            backend(images)
+    assert names("sscd-vec-forward") == []
+    torch.testing.assert_close(backend(images), expected, atol=1e-5, rtol=0)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -174,6 +174,30 @@ def test_a_background_among_the_references_is_reported(keep: str) -> None:
     Normalizer.fit(descriptors(400), references=references)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"score_norm": None},  # nothing of it is kept
+        {"background_size": 3},  # neither row is kept
+        {"whitening": None, "score_norm": None},
+        {"whitening": Whitening.fit(descriptors(400)), "score_norm": None},
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_all_of_a_background_is_compared_with_the_references(
+    options: dict[str, object], streamed: bool
+) -> None:
+    references = descriptors(100, seed=4)
+    background = descriptors(400)
+    background[[7, 300]] = references[[50, 2]]
+    given = iter(np.array_split(background, 4)) if streamed else background
+    with pytest.raises(OverlapError, match="2 background rows") as caught:
+        Normalizer.fit(given, references=references, **options)  # type: ignore[arg-type]
+    assert np.asarray(caught.value.pairs).tolist() == [[7, 50], [300, 2]]
+    clean = iter(np.array_split(descriptors(400), 4)) if streamed else descriptors(400)
+    Normalizer.fit(clean, references=references, **options)  # type: ignore[arg-type]
+
+
 def test_a_generator_gives_what_an_array_gives() -> None:
     background = descriptors(500)
     array = Normalizer.fit(background, background_size=60, seed=3)
@@ -211,6 +235,9 @@ def test_malformed_settings_are_refused() -> None:
         Normalizer.fit(2 * background, whitening=None)
     with pytest.raises(ValueError, match="longest"):
         Normalizer.fit(2 * background, whitening=None, unit=False, max_length=1.0)
+    for options in ({"unit": False}, {"max_length": 2.0}):
+        with pytest.raises(ValueError, match="whitened vectors have unit length"):
+            Normalizer.fit(background, **options)
     with pytest.raises(ValueError, match="at least 500 rows to keep, got 400"):
         Normalizer.fit(background, background_size=500)
     with pytest.raises(ValueError, match="no background"):

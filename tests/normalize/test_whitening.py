@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sscd_vec.normalize import Whitening
-from sscd_vec.normalize.descriptors import Float32
+from sscd_vec.normalize.descriptors import Float32, as_descriptors
 from tests.normalize.made import descriptors
 
 
@@ -93,6 +93,15 @@ def test_too_few_rows_are_refused_with_a_remedy(count: int) -> None:
         Whitening.fit(descriptors(count))
 
 
+def test_hardly_any_shrinkage_does_not_let_a_few_rows_explode() -> None:
+    with pytest.raises(ValueError, match="10 rows vary in 9 directions"):
+        Whitening.fit(descriptors(10), eps=1e-10)
+    same = np.repeat(descriptors(1), 50, axis=0)
+    for eps in (0.0, 0.5):
+        with pytest.raises(ValueError, match="all rows are the same"):
+            Whitening.fit(same, eps=eps)
+
+
 def test_a_collapsed_dimension_is_refused_and_fewer_dimensions_work() -> None:
     background = descriptors(500)
     background[:, 3] = 0
@@ -139,6 +148,8 @@ def test_what_is_refused() -> None:
         z[1, 5] = bad
         with pytest.raises(ValueError, match=r"1 of 3 rows \(first: row 1\)"):
             fitted.apply(z)
+    huge = np.full((2, 24), 3e38, dtype=np.float32)  # their sum is infinite, they are not
+    assert as_descriptors(huge) is huge
     with pytest.raises(ValueError, match="no direction"):
         Whitening.fit(descriptors(500), l2_before=True).apply(np.zeros((1, 24)))
     with pytest.raises(ValueError, match="1 to 24"):

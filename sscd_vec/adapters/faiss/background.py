@@ -33,11 +33,13 @@ class BackgroundSearch:
             candidates: How many are looked at twice; more find more, and take longer.
 
         Raises:
+            TypeError: If it does not hold floating point numbers; a normalizer without score
+                normalization has no background.
             ValueError: If it is no matrix of finite numbers, or ``candidates`` is below one.
         """
         if candidates < 1:
             raise ValueError(f"candidates: expected at least 1, got {candidates}")
-        rows = as_descriptors(background)
+        rows = as_descriptors(background, what="background")
         self._dim = rows.shape[1]
         self._candidates = candidates
         self._rows = len(rows)
@@ -63,12 +65,15 @@ class BackgroundSearch:
         if not 1 <= k <= self._rows:
             raise ValueError(f"k: expected 1 to {self._rows} (the background's size), got {k}")
         queries = as_descriptors(queries, self._dim, "queries")
+        settings: Any = None
         if isinstance(self._index, faiss.IndexRefine):
-            self._index.k_factor = max(1.0, min(self._candidates, self._rows) / k)
+            # Not set on the index: threads that ask for different k may share it.
+            settings = faiss.IndexRefineSearchParameters()
+            settings.k_factor = max(1.0, min(self._candidates, self._rows) / k)
         nearest = np.empty((len(queries), k), np.float32)
         for start in range(0, len(queries), _QUERY_ROWS):
             block = _even(queries[start : start + _QUERY_ROWS])
-            nearest[start : start + _QUERY_ROWS] = self._index.search(block, k)[0]
+            nearest[start : start + _QUERY_ROWS] = self._index.search(block, k, params=settings)[0]
         return nearest
 
 

@@ -2,8 +2,9 @@
 
 import ctypes
 import functools
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -45,6 +46,8 @@ class TorchBackend:
         self.model = folded
         self._shape: torch.Size | None = None  # of the last image
         self._cores: Workers | None = None
+        self._end_cores: Callable[[], object] = lambda: None
+        self._handing_out = threading.Lock()  # work must not follow the order to end
         _return_freed_memory()
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -55,9 +58,7 @@ class TorchBackend:
         if len(parts) == 1:
             descriptors = self._descriptors(images)
         else:
-            submit = self._threads().submit
-            waiting = [submit(functools.partial(self._descriptors, part)) for part in parts]
-            descriptors = torch.cat([result() for result in waiting])
+            descriptors = torch.cat(self._side_by_side(parts))
         if images.shape[1:] != self._shape:
             # All weights and activations were of other sizes before, and left holes.
             self._shape = images.shape[1:]
@@ -70,20 +71,47 @@ class TorchBackend:
         images = images.to(
             self._device, self._dtype, memory_format=torch.channels_last, non_blocking=True
         )
-        # The trunk may run in bfloat16; pooling, projection and length are float32 always.
-        pooled = model.pooled(images).float()
-        features = model.head(pooled) if model.config.features == "projected" else pooled
-        return F.normalize(features, dim=1)
+        # The trunk may run in bfloat16; pooling, projection and length are float32 always. Nor does
+        # a caller's autocast change what the fingerprint promises.
+        with torch.autocast(self._device.type, enabled=False):
+            pooled = model.pooled(images).float()
+            features = model.head(pooled) if model.config.features == "projected" else pooled
+            return F.normalize(features, dim=1)
 
-    def _threads(self) -> Workers:
+    def _side_by_side(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Descriptors of each part; an error or Ctrl-C leaves nothing running.
+
+        Several threads may call at once: each gets its own answers, from the same cores.
+        """
+        wanted = True
+
+        def describe(part: Tensor) -> Tensor:
+            return self._descriptors(part) if wanted else part
+
+        try:
+            with self._handing_out:
+                submit = self._workers().submit
+                waiting = [submit(functools.partial(describe, part)) for part in parts]
+            return [result() for result in waiting]
+        except BaseException:
+            wanted = False
+            with self._handing_out:
+                cores, self._cores = self._cores, None
+                self._end_cores()
+            if cores is not None:
+                cores.join()
+            raise
+
+    def _workers(self) -> Workers:
         """One thread per core torch may use; within each, torch computes with one."""
         number = torch.get_num_threads()
         if self._cores is None or len(self._cores) != number:
-            if self._cores is not None:
-                self._cores.stop()
-            self._cores = Workers(number, "forward", lambda: torch.set_num_threads(1))
-            torch.set_num_threads(number)  # what threads that are yet to come begin with
-            weakref.finalize(self, self._cores.stop)
+            self._end_cores()
+            try:
+                self._cores = Workers(number, "forward", lambda: torch.set_num_threads(1))
+            finally:
+                torch.set_num_threads(number)  # what threads that are yet to come begin with
+            self._end_cores = weakref.finalize(self, self._cores.stop)
         return self._cores
 
 

@@ -1,8 +1,11 @@
 """OpenVINO on a CPU."""
 
+import threading
+
 import numpy as np
 import openvino as ov
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sscd_vec.encoder.backends.export import export_program
@@ -28,6 +31,8 @@ class OpenVINOBackend:
         }
         self._compiled = ov.Core().compile_model(converted, "CPU", settings)
         self._queue = ov.AsyncInferQueue(self._compiled)
+        self._queue.set_callback(_keep)
+        self._one_caller = threading.Lock()  # a queue is not for several threads
         self._dim = model.dim
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -38,15 +43,16 @@ class OpenVINOBackend:
         """
         batch = images.detach().to("cpu", torch.float32).contiguous().numpy()
         descriptors = np.empty((len(batch), self._dim), np.float32)
-
-        def keep(request: ov.InferRequest, where: slice) -> None:
-            descriptors[where] = request.get_output_tensor().data
-
-        self._queue.set_callback(keep)
-        for where in pieces(len(batch), len(self._queue)):
-            self._queue.start_async({0: batch[where]}, where)
-        self._queue.wait_all()
+        with self._one_caller:
+            for where in pieces(len(batch), len(self._queue)):
+                self._queue.start_async({0: batch[where]}, descriptors[where])
+            self._queue.wait_all()
         return torch.from_numpy(descriptors)
+
+
+def _keep(request: ov.InferRequest, rows: NDArray[np.float32]) -> None:
+    """Write where the piece belongs: one that Ctrl-C left behind ends in no later batch."""
+    rows[:] = request.get_output_tensor().data
 
 
 def pieces(count: int, streams: int) -> list[slice]:
