@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ BATCH = 500
 SAVE_EVERY = 10  # batches, on FAISS
 CHECKED = 200  # acknowledged vectors searched for after each round
 PATIENCE = 600.0
+Round = dict[str, object]  # what is recorded of one
 
 
 @dataclass
@@ -85,7 +87,7 @@ class Load:
             index.close()
 
 
-def run_round(load: Load, acks: Path, server: MilvusProcess | None) -> dict[str, object]:
+def run_round(load: Load, acks: Path, server: MilvusProcess | None) -> Round:
     """Start a load in a process of its own, kill, look.
 
     Raises:
@@ -166,23 +168,35 @@ def _read(acks: Path) -> int:
 
 
 def run_scenario(
-    scenario: str, rounds: int, rows: int, folder: Path, server: MilvusProcess | None
+    scenario: str,
+    rounds: int,
+    rows: int,
+    folder: Path,
+    server: MilvusProcess | None,
+    done: list[Round],
 ) -> None:
-    """All rounds of one scenario; the figures are written after each."""
-    done: list[dict[str, object]] = []
-    for n in range(rounds):
+    """The rounds of one scenario that are not ``done`` yet; the figures are written after each.
+
+    Raises:
+        AssertionError: If a vector was lost or doubled; the round is recorded with what was found.
+    """
+    for n in range(len(done), rounds):
         place = folder / f"{scenario}{n}"
         place.mkdir(parents=True)
         where = {"faiss": str(place), "lite": str(place / "photos.db")}
         uri = where.get(scenario) or (server.uri if server is not None else "")
         load = Load(scenario, uri, f"{scenario}{n}", rows, seed=n)
-        done.append(run_round(load, place / "acks", server))
+        try:
+            done.append(run_round(load, place / "acks", server))
+        except AssertionError as fault:
+            _write(scenario, rows, [*done, {"acknowledged": 0, "found": 0, "fault": str(fault)}])
+            raise
         print(scenario, n, done[-1], flush=True)
         shutil.rmtree(place)
         _write(scenario, rows, done)
 
 
-def _write(scenario: str, rows: int, done: list[dict[str, object]]) -> None:
+def _write(scenario: str, rows: int, done: list[Round]) -> None:
     figures = {
         "killed": "server" if scenario == "server" else "client",
         "rounds": len(done),
@@ -190,10 +204,18 @@ def _write(scenario: str, rows: int, done: list[dict[str, object]]) -> None:
         "dim": DIM,
         "acknowledged": sum(int(str(each["acknowledged"])) for each in done),
         "found": sum(int(str(each["found"])) for each in done),
-        "lost_or_doubled": 0,  # run_round raises at the first one
+        "lost_or_doubled": sum("fault" in each for each in done),  # in so many rounds
         "each": done,
     }
     results.write(f"faults_{scenario}", figures)
+
+
+def rounds_done(scenario: str, rows: int, folder: Path = results.RESULTS) -> list[Round]:
+    """The rounds recorded so far for loads of ``rows``; a round with a fault stays recorded."""
+    if not (folder / f"faults_{scenario}.json").exists():
+        return []
+    figures = cast(dict[str, Any], results.read(f"faults_{scenario}", folder)["figures"])
+    return list(figures["each"]) if figures["rows"] == rows else []
 
 
 def main() -> None:
@@ -202,6 +224,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    parser.add_argument("--resume", action="store_true", help="go on after the rounds recorded")
     parser.add_argument("--load", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.load:
@@ -218,7 +241,8 @@ def main() -> None:
             server.start()
         try:
             for scenario in options.scenarios:
-                run_scenario(scenario, options.rounds, options.rows, Path(folder), server)
+                done = rounds_done(scenario, options.rows) if options.resume else []
+                run_scenario(scenario, options.rounds, options.rows, Path(folder), server, done)
         finally:
             if server is not None:
                 server.kill()

@@ -6,6 +6,7 @@ alone.
 """
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -30,16 +31,26 @@ class Timing:
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], object]], rounds: int = 5, warmup: int = 1
+    candidates: Mapping[str, Callable[[], object]],
+    rounds: int = 5,
+    warmup: int = 1,
+    shuffled: bool = False,
 ) -> dict[str, Timing]:
-    """Time the candidates in turn, ``rounds`` times, after ``warmup`` unrecorded rounds."""
+    """Time the candidates in turn, ``rounds`` times, after ``warmup`` unrecorded rounds.
+
+    With ``shuffled``, each round has an order of its own: what a candidate leaves behind (warm
+    caches, threads that still spin) then helps or hinders no particular one.
+    """
+    order, chance = list(candidates.items()), random.Random(0)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     # What exists before is set aside: walking all of torch's objects takes longer than many a run.
     gc.collect()
     gc.freeze()
     try:
         for turn in range(warmup + rounds):
-            for name, run in candidates.items():
+            if shuffled:
+                chance.shuffle(order)
+            for name, run in order:
                 gc.collect()
                 start = time.perf_counter()
                 run()

@@ -42,7 +42,7 @@ class StringColumn:
         """The strings of some rows."""
         stored = len(self._offsets) - 1
         if stored == 0:
-            return [self._tail[row] for row in rows.tolist()]
+            return list(map(self._tail.__getitem__, rows.tolist()))
         begins = self._offsets[np.minimum(rows, stored)].tolist()
         ends = self._offsets[np.minimum(rows + 1, stored)].tolist()
         return [
@@ -184,10 +184,8 @@ class RowTable:
         """Ids of some rows: int64, or object for strings."""
         if isinstance(self._ids, IntColumn):
             return self._ids.array()[rows]
-        ids = np.empty(len(rows), dtype=object)
-        if self._ids is not None:
-            ids[:] = self._ids.take(rows)
-        return ids
+        strings = [] if self._ids is None else self._ids.take(rows)
+        return np.fromiter(strings, dtype=object, count=len(strings))
 
     def metadata_at(self, rows: NDArray[np.int64]) -> list[Metadata | None] | None:
         """Metadata of some rows; None if the table holds none at all."""

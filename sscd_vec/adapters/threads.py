@@ -6,9 +6,11 @@ took half as long again. So the few queries of an ordinary search are transforme
 which takes a millisecond; large batches, where the product itself counts, by all of them.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
@@ -17,15 +19,56 @@ FEW = 256  # queries
 
 @contextmanager
 def quiet_blas(rows: int) -> Iterator[None]:
-    """Within the block, products over so few rows are made by one thread."""
+    """Within the block, products over so few rows are made by one thread.
+
+    Blocks of several Python threads may overlap: the first one limits, the last one restores.
+    """
     if rows > FEW:
         yield
         return
-    with _controller().limit(limits=1, user_api="blas"):
+    _limit.enter()
+    try:
         yield
+    finally:
+        _limit.leave()
+
+
+class _Limit:
+    """One BLAS thread for as long as anybody is inside.
+
+    Not threadpoolctl's own context: it describes every library again each time (a tenth of a
+    millisecond), and of two that overlap the second would restore what the first one had set.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: list[int] = []
+
+    def enter(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = [library.num_threads for library in _blas()]
+                for library in _blas():
+                    library.set_num_threads(1)
+            self._inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                for library, threads in zip(_blas(), self._before, strict=True):
+                    library.set_num_threads(threads)
+
+
+_limit = _Limit()
 
 
 @lru_cache(maxsize=1)
-def _controller() -> ThreadpoolController:
-    """Knows the BLAS libraries loaded by now; looking for them takes milliseconds, so once."""
-    return ThreadpoolController()
+def _blas() -> list[Any]:
+    """The BLAS libraries loaded by now; looking for them takes milliseconds, so once.
+
+    Not those whose threads are OpenMP's, such as FAISS's own: they are the ones that search.
+    """
+    loaded = ThreadpoolController().select(user_api="blas").lib_controllers
+    return [each for each in loaded if each.info().get("threading_layer") != "openmp"]

@@ -39,11 +39,10 @@ def as_descriptors(z: ArrayLike, dim: int | None = None, what: str = "descriptor
             "use the encoder this was fitted with, or fit again"
         )
     array = np.ascontiguousarray(array, dtype=np.float32)
-    # One NaN or inf makes its row's sum non-finite, and so does a sum that overflows.
+    # One NaN or inf makes the sum non-finite; a sum of huge numbers may overflow to it as well.
     with np.errstate(over="ignore", invalid="ignore"):
-        suspicious = not np.isfinite(array.sum(dtype=np.float64))
-    if suspicious:
-        rows = np.flatnonzero(~np.isfinite(array).all(axis=1))
+        suspicious = not np.isfinite(array.sum())
+    if suspicious and len(rows := np.flatnonzero(~np.isfinite(array).all(axis=1))):
         raise ValueError(
             f"{what}: NaN or infinity in {len(rows)} of {len(array)} rows (first: row {rows[0]}); "
             "drop or re-encode these images"

@@ -315,11 +315,11 @@ class FaissIndex:
     def _matches(self, queries: int, found: Found) -> Matches:
         query, values, rows = found
         scores = self.normalizer.from_metric(values, self.metric).astype(np.float32)
-        counts = np.bincount(query, minlength=queries)
+        offsets = np.searchsorted(query, np.arange(queries + 1))  # they come query after query
         return Matches(
             self._store.table.ids_at(rows),
             scores,
-            np.concatenate([[0], np.cumsum(counts)]),
+            offsets,
             self._store.table.metadata_at(rows),
             None
             if layout.is_exact(self._store.index)

@@ -118,5 +118,7 @@ def gpus() -> int:
 
 
 def _flat(values: Float32, rows: Int64, keep: NDArray[np.bool_]) -> Found:
-    query = np.broadcast_to(np.arange(len(rows), dtype=np.int64)[:, None], rows.shape)
-    return query[keep], values[keep], rows[keep]
+    query = np.repeat(np.arange(len(rows), dtype=np.int64), rows.shape[1])
+    if keep.all():  # the usual case: nothing is copied
+        return query, values.ravel(), rows.ravel()
+    return query[keep.ravel()], values[keep], rows[keep]

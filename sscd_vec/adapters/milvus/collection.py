@@ -263,10 +263,10 @@ class MilvusCollection:
         vectors = self._queries(descriptors)
         if not len(vectors) or not self._table.readable():
             return no_matches(len(vectors))
-        pages = [Page([], [], None) for _ in vectors]
+        pages: list[list[Page]] = [[] for _ in vectors]
         for query, page in finder.within(vectors, self._radius(lowest)):
-            pages[query] = joined(pages[query], page)
-        return finder.matches(pages).above(lowest)
+            pages[query].append(page)
+        return finder.matches(list(map(joined, pages))).above(lowest)
 
     def iterate_range(
         self,

@@ -1,6 +1,6 @@
 """Searching a collection: requests to Milvus and its answers as ``Matches``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,11 +108,15 @@ class Finder:
         return pages
 
 
-def joined(first: Page, second: Page) -> Page:
-    """Two pages of one query as one."""
-    if not first.ids:
-        return second
-    metadata = None
-    if first.metadata is not None and second.metadata is not None:
-        metadata = first.metadata + second.metadata
-    return Page(first.ids + second.ids, first.values + second.values, metadata)
+def joined(pages: Sequence[Page]) -> Page:
+    """All pages of one query as one."""
+    if len(pages) == 1:
+        return pages[0]
+    metadata: list[Metadata | None] | None = None
+    if any(page.metadata is not None for page in pages):
+        metadata = [m for page in pages for m in page.metadata or [None] * len(page.ids)]
+    return Page(
+        [i for page in pages for i in page.ids],
+        [value for page in pages for value in page.values],
+        metadata,
+    )
