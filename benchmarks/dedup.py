@@ -13,7 +13,7 @@ Three questions, each as a ratio within the run:
   there; with the share of the copies each one finds. Where the CNN's weights cannot be had, its
   network runs without: that shows its speed and nothing else.
 
-``--parts`` runs some of them and keeps what is recorded of the others.
+Each part has a record of its own (``results/dedup_PART.json``); ``--parts`` runs some of them.
 """
 
 import argparse
@@ -63,22 +63,20 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=100_000)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     asked = parser.parse_args()
-    figures: dict[str, object] = {}
-    if set(asked.parts) != set(PARTS):
-        before = results.read("dedup")["figures"]
-        figures |= before if isinstance(before, dict) else {}
     # The large one first: what came before would hide its peak of memory.
-    if "large" in asked.parts:
-        figures["large"] = large(asked.large)
-    if "comparison" in asked.parts:
-        figures["comparison"] = comparison(asked.compared, asked.rounds)
-    if "photos" in asked.parts:
-        figures["photos"] = whole_job(asked.sources, asked.model, asked.photos, asked.rounds)
-    print(figures)
-    results.write("dedup", figures)
+    parts: dict[str, Callable[[], dict[str, object]]] = {
+        "large": lambda: large(asked.large),
+        "comparison": lambda: comparison(asked.compared, asked.rounds),
+        "photos": lambda: whole_job(asked.sources, asked.model, asked.photos, asked.rounds),
+    }
+    for name, measure in parts.items():
+        if name in asked.parts:
+            figures = measure()
+            print(name, figures)
+            results.write(f"dedup_{name}", figures)
 
 
-def whole_job(sources: list[str], model: str, count: int, rounds: int) -> dict[str, object]:
+def whole_job(sources: list[str], model: str | None, count: int, rounds: int) -> dict[str, object]:
     """Folder in, groups out."""
     photos = find_photos(sources)
     np.random.default_rng(0).shuffle(photos)
@@ -125,14 +123,15 @@ def whole_job(sources: list[str], model: str, count: int, rounds: int) -> dict[s
         "model": label(model),
         "files": files,
         "copies": len(pairs),
-        "methods": {
-            name: {
-                "speedup_over_ours": round(timing.speedup_over(timings["ours"]), 2),
+        "rows": [
+            {
+                "method": name,
+                "speed": round(timing.speedup_over(timings["ours"]), 2),
                 "seconds_per_1000": round(timing.median * 1000 / files, 2),
                 **(_accuracy(found[name], pairs) if SPEED_ONLY not in name else {}),
             }
             for name, timing in timings.items()
-        },
+        ],
         "not_run": missing,
     }
 
@@ -140,7 +139,7 @@ def whole_job(sources: list[str], model: str, count: int, rounds: int) -> dict[s
 def _accuracy(found: set[frozenset[str]], pairs: set[frozenset[str]]) -> dict[str, float]:
     return {
         "copies_found": round(len(found & pairs) / len(pairs), 3),
-        "pairs_that_are_no_copies": len(found - pairs),
+        "false_pairs": len(found - pairs),
     }
 
 

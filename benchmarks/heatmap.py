@@ -30,15 +30,11 @@ def main() -> None:
     photos = find_photos(asked.sources)
     np.random.default_rng(1).shuffle(photos)
     sources, others = photos[: asked.images], photos[asked.images :]
-    figures = {kind: measure(encoder, sources, others, kind) for kind in KINDS}
-    print(figures)
+    rows = [{"kind": kind, **measure(encoder, sources, others, kind)} for kind in KINDS]
+    print(rows)
     results.write(
         "heatmap",
-        {
-            "model": label(asked.model),
-            "encoder": encoder.config.to_dict(),
-            "figures": figures,
-        },
+        {"model": label(asked.model), "encoder": encoder.config.to_dict(), "rows": rows},
     )
 
 

@@ -3,6 +3,7 @@
 ``fit`` and ``calibrate`` take folders of photos too, which are encoded first.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,7 +69,7 @@ def fit(
     ] = "whiten",
     dim: Annotated[int | None, typer.Option(help="Keep this many dimensions.")] = None,
     score_norm: Annotated[
-        str, typer.Option(help="beta[first,last], neighbours counted from 0, or none.")
+        str, typer.Option(help="Beta and neighbours (counted from 0), or none.")
     ] = "1.0[0,2]",
     shrink: Annotated[bool, typer.Option(help="Shrink variances: for small backgrounds.")] = False,
     l2_before: Annotated[bool, typer.Option(help="L2-normalize first: trunk features.")] = False,
@@ -84,8 +85,10 @@ def fit(
 ) -> None:
     """Fit whitening and score normalization on images like yours that are not among yours.
 
-    sscd-vec normalize fit ~/other-photos --out normalizer.safetensors
-    sscd-vec normalize fit background.npy --out normalizer.safetensors
+    A few thousand photos are enough. Thresholds are found afterwards, with `sscd-vec calibrate`.
+
+        sscd-vec normalize fit ~/other-photos --out normalizer.safetensors
+        sscd-vec normalize fit background.npy --out normalizer.safetensors
     """
     photos = PhotoReader(model, device, cache)
     try:
@@ -335,5 +338,7 @@ def _report(normalizer: Normalizer, path: Path, as_json: bool) -> None:
 
 
 def _failed(error: Exception) -> typer.Exit:
-    warn(str(error))
+    """Say what went wrong in this command's words: the library's arguments are options here."""
+    text = re.sub(r"\bdim=(\d+)", r"--dim \1", str(error)).replace("eps='oas'", "--shrink")
+    warn(f"error: {text}")
     return typer.Exit(FAILED)

@@ -20,6 +20,7 @@ OTHER_ENDINGS = frozenset(
     ".mp4 .mov .avi .mkv .webm .3gp .mp3 .m4a .wav .txt .md .json .xml .html .csv .pdf .zip .gz "
     ".tar .db .sqlite .py .doc .docx .xls .xlsx .aae .ini .log .safetensors .faiss".split()
 )
+NO_PERMISSION = "no permission to read it"
 SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\x00", b"MM\x00*")
 
 
@@ -98,6 +99,9 @@ def _walk(folder: Path, report: Callable[[Unreadable], None]) -> Iterator[Path]:
         current = waiting.pop()
         try:
             entries = list(os.scandir(current))
+        except PermissionError:
+            report(Unreadable(current, NO_PERMISSION))
+            continue
         except OSError as error:
             report(Unreadable(current, error.strerror or str(error)))
             continue

@@ -90,7 +90,7 @@ def write_report(
             "bytes": picture.file_size,
             "width": picture.width,
             "height": picture.height,
-            "sharpness": round(picture.sharpness, 1),
+            "resolution": round(picture.resolution, 2),
             "thumbnail": len(thumbnails) - 1,
             **more,
         }

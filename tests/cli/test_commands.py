@@ -401,6 +401,19 @@ def test_help_is_light_and_teaches() -> None:
         assert word in done.stdout
 
 
+def test_examples_in_the_help_keep_their_lines_and_options_their_brackets() -> None:
+    from sscd_vec.cli import _COMMANDS, _NORMALIZE
+    from sscd_vec.cli.console import help_text
+
+    for name, command in {**_COMMANDS, **_NORMALIZE}.items():
+        for line in help_text(command).splitlines():
+            assert line.count("sscd-vec ") <= 1, f"{name}: examples run together: {line}"
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            for option in getattr(parameter.annotation, "__metadata__", ()):
+                # Square brackets are markup to the help's printer: it would leave them out.
+                assert "[" not in (option.help or ""), f"{name} --{parameter.name}"
+
+
 def test_every_command_speaks_json() -> None:
     from sscd_vec.cli import _COMMANDS, _NORMALIZE
 

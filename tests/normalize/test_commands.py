@@ -103,7 +103,8 @@ def test_the_papers_table(app: typer.Typer, tmp_path: Path) -> None:
 def test_errors_are_sentences(app: typer.Typer, tmp_path: Path) -> None:
     np.save(tmp_path / "few.npy", descriptors(5))
     code, text = run(app, "fit", tmp_path / "few.npy", "-o", tmp_path / "n")
-    assert code == 1 and "vary in 4 directions" in text and "Traceback" not in text
+    assert code == 1 and text.startswith("error: ") and "Traceback" not in text
+    assert "vary in 4 directions" in text and "--dim 2, or shrink with --shrink" in text
     code, text = run(app, "fit", tmp_path / "few.txt", "-o", tmp_path / "n")
     assert code == 1 and "expected a .npy or .safetensors file" in text
     assert not (tmp_path / "n").exists()

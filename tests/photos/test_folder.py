@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     found = find_images([tmp_path], problems.append)
     assert [file.path.name for file in found] == ["fine.jpg"]
     assert {(p.path.name, p.reason) for p in problems} == {
-        ("closed", "Permission denied"),
+        ("closed", "no permission to read it"),
         ("empty.jpg", "the file is empty"),
     }
 

@@ -13,7 +13,7 @@ from sscd_vec.photos.report import Copy, CopyGroup, write_report
 
 
 def _picture(path: str) -> Picture:
-    return Picture(Path(path), 1000, 40, 30, 5.0, b"\xff\xd8jpeg")
+    return Picture(Path(path), 1000, 40, 30, b"\xff\xd8jpeg")
 
 
 def _index(page: str) -> Any:  # noqa: ANN401 - JSON
