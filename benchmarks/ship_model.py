@@ -5,7 +5,7 @@
 
 ``make`` fits whitening and the bias on the background photos and finds three thresholds on a
 DISC-like set (``make_disc_like.py``) of photos that are in neither the background nor a test:
-search scores for a precision on its queries, symmetric and tiled scores for a false-match rate on
+search and tiled scores for a precision on its queries, symmetric scores for a false-match rate on
 its training split. ``check`` says what the search threshold's precision and recall are on another
 set, beside what it promises.
 """
@@ -20,18 +20,16 @@ from numpy.typing import NDArray
 
 import results
 from candidates import Candidates, best_per_query
-from disc_layout import DiscSet, Images, read_disc
+from disc_layout import DiscSet, read_disc
 from photos import find_photos
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.checkpoint import read_checkpoint, write_pretrained
-from sscd_vec.encoder.images import load_pixels
 from sscd_vec.normalize import Normalizer, calibrate, precision_threshold
-from sscd_vec.photos.tiles import crops
+from tiles import best_scores, describe
 
 PRECISION = 0.9
 DEDUP_RATE = 1e-6  # false matches per pair of photos
-TILED_RATE = 0.01  # queries with a false match
-TILES, TILED_PHOTOS = 2, 500
+TILES, TILED_QUERIES = 2, 1000
 CANDIDATES = 10
 BACKGROUND_ROWS = 4000
 
@@ -55,18 +53,13 @@ def make(options: argparse.Namespace) -> None:
     search = precision_threshold(
         candidates.scores, matched, PRECISION, query_ids=candidates.queries
     )
+    candidates, matched = scored_by_tiles(fitted, encoder, disc, TILED_QUERIES)
+    partial = precision_threshold(
+        candidates.scores, matched, PRECISION, kind="tiled", query_ids=candidates.queries
+    )
     apart = encoder.encode(list(disc.training.paths))
     symmetric = calibrate(
         fitted, apart, false_match_rate=DEDUP_RATE, per="comparison", kind="symmetric"
-    )
-    tiles, groups = tiled(encoder, disc.training, TILED_PHOTOS)
-    partial = calibrate(
-        fitted,
-        tiles,
-        apart[TILED_PHOTOS:],
-        false_match_rate=TILED_RATE,
-        kind="tiled",
-        query_groups=groups,
     )
     for found in (search, symmetric, partial):
         fitted = fitted.with_threshold(found.threshold)
@@ -105,22 +98,29 @@ def scored(
     queries = normalizer.queries(encoder.encode(list(disc.queries.paths)))
     references = normalizer.references(encoder.encode(list(disc.references.paths)))
     found = best_per_query(queries, [references], CANDIDATES)
+    return found, are_copies(found, disc)
+
+
+def scored_by_tiles(
+    normalizer: Normalizer, encoder: Encoder, disc: DiscSet, count: int
+) -> tuple[Candidates, NDArray[np.bool_]]:
+    """The same for ``count`` queries searched by their tiles, evenly spread over the set."""
+    chosen = np.unique(np.linspace(0, len(disc.queries) - 1, count).astype(np.int64))
+    views = describe(encoder, [disc.queries.paths[row] for row in chosen], TILES)
+    references = encoder.encode(list(disc.references.paths))
+    scores = best_scores(normalizer, views, [row[None] for row in references])
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :CANDIDATES]
+    found = Candidates(
+        np.repeat(chosen, best.shape[1]), best.ravel(), np.take_along_axis(scores, best, 1).ravel()
+    )
+    return found, are_copies(found, disc)
+
+
+def are_copies(found: Candidates, disc: DiscSet) -> NDArray[np.bool_]:
+    """Which candidates the ground truth has."""
     pairs = zip(found.queries.tolist(), found.references.tolist(), strict=True)
     names = [(disc.queries.ids[query], disc.references.ids[row]) for query, row in pairs]
-    return found, np.array([pair in disc.matches for pair in names])
-
-
-def tiled(
-    encoder: Encoder, images: Images, count: int
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Descriptors of the tiles of the first images, and the image of each."""
-    rows: list[NDArray[np.float32]] = []
-    groups: list[int] = []
-    for number, path in enumerate(images.paths[:count]):
-        parts = crops(load_pixels(path), TILES)
-        rows.append(encoder.encode(parts))
-        groups += [number] * len(parts)
-    return np.concatenate(rows), np.array(groups)
+    return np.array([pair in disc.matches for pair in names])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

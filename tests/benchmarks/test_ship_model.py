@@ -10,7 +10,9 @@ import pytest
 import ship_model
 from disc_layout import read_disc
 from sscd_vec.encoder import Encoder
+from sscd_vec.encoder.images import load_pixels
 from sscd_vec.normalize import Normalizer, precision_threshold
+from sscd_vec.photos.tiles import crops
 
 
 def test_check_counts_accepted_pairs(
@@ -41,3 +43,23 @@ def test_check_counts_accepted_pairs(
     assert figures["accepted pairs"] == accepted.sum()
     assert figures["precision"] == pytest.approx(labels[accepted].mean(), abs=1e-4)
     assert figures["recall"] == pytest.approx(labels[accepted].sum() / len(disc.matches), abs=1e-4)
+
+
+def test_a_tiled_score_is_the_best_of_all_tiles(disc_like: Path, encoder_folder: Path) -> None:
+    encoder, disc = Encoder.from_pretrained(encoder_folder), read_disc(disc_like)
+    fitted = Normalizer.fit(
+        encoder.encode(list(disc.training.paths)), eps="oas", encoder=encoder, score_norm=None
+    )
+    found, matched = ship_model.scored_by_tiles(fitted, encoder, disc, count=4)
+    asked = sorted(set(found.queries.tolist()))
+    assert asked[0] == 0 and asked[-1] == len(disc.queries) - 1 and len(asked) == 4
+    references = encoder.encode(list(disc.references.paths))
+    for query in asked:
+        tiles = encoder.encode(crops(load_pixels(disc.queries.paths[query]), ship_model.TILES))
+        expected = np.sort(fitted.scores(tiles, references).max(axis=0))[::-1]
+        scores = found.scores[found.queries == query]
+        assert scores == pytest.approx(expected[: len(scores)], abs=1e-5)
+    pairs = zip(found.queries, found.references, strict=True)
+    assert matched.tolist() == [
+        (disc.queries.ids[query], disc.references.ids[row]) in disc.matches for query, row in pairs
+    ]
