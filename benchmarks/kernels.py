@@ -14,10 +14,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -133,11 +134,7 @@ def loss_step(loss: Callable[..., kernels.SSCDLoss], rows: int) -> Callable[[], 
     """Forward and backward of a loss, as a candidate of the stopwatch."""
     z, sources = loss_batch(rows)
 
-    def run() -> None:
-        leaf = z.detach().requires_grad_()
-        torch.autograd.backward(loss(leaf, sources).total)
-
-    return run
+    return partial(_step, loss, z, sources)
 
 
 def peak_memory(name: str, rows: int) -> dict[str, float]:
@@ -201,7 +198,11 @@ def cpu_loss(rows: int, rounds: int) -> dict[str, object]:
     }
 
 
-def gpu_speed() -> list[dict[str, object]]:
+def gpu_speed(
+    gem_shapes: Sequence[tuple[int, int, int, int]] = GEM_SHAPES,
+    rows: Sequence[int] = LOSS_ROWS[:1],
+    device: str = "cuda",
+) -> list[dict[str, object]]:
     """GB/s, TFLOP/s and ratios to eager and ``torch.compile``, on the GPU at hand."""
     from triton.testing import do_bench
 
@@ -220,42 +221,53 @@ def gpu_speed() -> list[dict[str, object]]:
         found.append(figures)
         print(figures)
 
-    for shape in GEM_SHAPES:
-        x = torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-        compiled = torch.compile(reference.gem_pool)
-        measure(
-            "gem_forward",
-            {
-                "triton": partial(kernels.gem_pool, x),
-                "eager": partial(reference.gem_pool, x),
-                "compile": partial(compiled, x),
-            },
-            gem_traffic(shape, 2)[0],
-        )
-    z, sources = loss_batch(8192, "cuda")
-    steps = {
-        "triton": kernels.sscd_loss,
-        "eager": reference.sscd_loss,
-        "compile": torch.compile(reference.sscd_loss),
-    }
+    pools = _three_ways(kernels.gem_pool, reference.gem_pool)
+    for shape in gem_shapes:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(*shape, device=device, dtype=dtype).requires_grad_()
+            forward, backward = gem_traffic(shape, dtype.itemsize)
+            measure(forward.kernel, {k: partial(f, x.detach()) for k, f in pools.items()}, forward)
+            steps = {k: _backward(f(x), x) for k, f in pools.items()}
+            measure(backward.kernel, steps, backward)
+    searches = _three_ways(kernels.nearest_negative, reference.nearest_negative)
+    losses = _three_ways(kernels.sscd_loss, reference.sscd_loss)
+    for n in rows:
+        for dtype in (torch.float32, torch.bfloat16):
+            z, sources = loss_batch(n, device)
+            z = z.to(dtype)
+            parts = {t.kernel: t for t in loss_traffic(n, dtype.itemsize)}
+            search = _sum("nearest_negative", [parts["scan"], parts["distance"]])
+            measure(search.kernel, {k: partial(f, z, sources) for k, f in searches.items()}, search)
+            step = _sum("sscd_loss forward+backward", list(parts.values()))
+            measure(
+                step.kernel, {k: partial(_step, f, z, sources) for k, f in losses.items()}, step
+            )
+    return found
 
-    def step(loss: Callable[..., kernels.SSCDLoss]) -> Callable[[], None]:
-        def run() -> None:
-            leaf = z.detach().requires_grad_()
-            torch.autograd.backward(loss(leaf, sources).total)
 
-        return run
+def _three_ways(
+    ours: Callable[..., Any], plain: Callable[..., Any]
+) -> dict[str, Callable[..., Any]]:
+    return {"triton": ours, "eager": plain, "compile": torch.compile(plain)}
 
-    parts = loss_traffic(8192, 4)
-    total = Traffic(
-        "sscd_loss",
+
+def _backward(pooled: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
+    """The backward pass alone, again and again."""
+    return partial(torch.autograd.grad, pooled, x, torch.ones_like(pooled), retain_graph=True)
+
+
+def _step(loss: Callable[..., Any], z: torch.Tensor, sources: torch.Tensor) -> None:
+    torch.autograd.backward(loss(z.detach().requires_grad_(), sources).total)
+
+
+def _sum(name: str, parts: Sequence[Traffic]) -> Traffic:
+    return Traffic(
+        name,
         parts[0].shape,
         moved=sum(t.moved for t in parts),
         least=sum(t.least for t in parts),
         operations=sum(t.operations for t in parts),
     )
-    measure("sscd_loss forward+backward", {k: step(f) for k, f in steps.items()}, total)
-    return found
 
 
 def print_aot(workers: int) -> list[dict[str, object]]:

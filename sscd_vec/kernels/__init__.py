@@ -58,11 +58,22 @@ def gem_pool(x: Tensor, p: float = 3.0, eps: float = 1e-6) -> Tensor:
 
     Returns:
         (n, c) pooled features of ``x``'s dtype.
+
+    Raises:
+        ValueError: If there is not at least one pixel, or p or eps is not positive and finite.
+        TypeError: If ``x`` is not floating point.
     """
-    if x.ndim != 4:
-        raise ValueError(f"x must be (n, c, h, w), got shape {tuple(x.shape)}")
-    if not (p > 0 and eps > 0):
-        raise ValueError(f"p and eps must be positive, got p={p} and eps={eps}")
+    if x.ndim != 4 or 0 in x.shape[2:]:
+        raise ValueError(
+            f"x must be (n, c, h, w) with at least one pixel, got shape {tuple(x.shape)}"
+        )
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating point, got {x.dtype}; call .float() on it")
+    if not (0 < p < float("inf") and 0 < eps < float("inf")):
+        raise ValueError(
+            f"p and eps must be positive and finite, got p={p} and eps={eps}; for the maximum use "
+            "amax, or a large p"
+        )
     if _on_triton(x):
         from sscd_vec.kernels.gpu import gem_pool_triton
 

@@ -65,7 +65,8 @@ def measure(background: Descriptors, unit: bool, max_length: float | None) -> tu
     """Dimensions and ``R`` (longest vector allowed) of a background that is not whitened.
 
     Raises:
-        ValueError: If rows are not unit although they should be, or longer than ``max_length``.
+        ValueError: If rows are not unit although they should be, or longer than ``max_length``, or
+            if that is given for unit rows.
     """
     dim_in, longest = 0, 0.0
     for batch in batches(background):
@@ -76,12 +77,17 @@ def measure(background: Descriptors, unit: bool, max_length: float | None) -> tu
     if dim_in == 0:
         raise ValueError("background: expected at least one row, got none")
     if unit:
+        if max_length is not None:
+            raise ValueError(
+                f"max_length: expected only with unit=False, got {max_length:g}; unit vectors have "
+                "length 1"
+            )
         return dim_in, 1.0
     radius = 1.25 * longest if max_length is None else float(max_length)
-    if radius < longest or radius == 0:
+    if not (longest <= radius < float("inf") and radius > 0):
         raise ValueError(
-            f"max_length: expected at least the background's longest, {longest:.6g}, and more "
-            f"than 0, got {radius:g}"
+            f"max_length: expected at least the background's longest, {longest:.6g}, more than 0 "
+            f"and finite, got {radius:g}"
         )
     return dim_in, radius
 

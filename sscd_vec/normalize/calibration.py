@@ -12,12 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sscd_vec.normalize.background import overlapping_pairs
 from sscd_vec.normalize.descriptors import Float32, Float64
-from sscd_vec.normalize.errors import OverlapError
 from sscd_vec.normalize.nonmatches import score_nonmatches
 from sscd_vec.normalize.precision import clopper_pearson, precision_point
 from sscd_vec.normalize.scorer import Scorer
+from sscd_vec.normalize.sides import both_sides, image_numbers
 from sscd_vec.normalize.tail import exceeded_with, tail_size
 from sscd_vec.normalize.threshold import KINDS, Kind, Threshold
 
@@ -65,7 +64,8 @@ def calibrate(
     **False-match rate.** ``queries`` and ``references`` are descriptors of images that are neither
     copies of each other nor in the background. One array alone is split in two. Without any, the
     background is split in three (queries, references, and a smaller background for the bias), as
-    no background image may be scored against itself.
+    no background image may be scored against itself. A whitening fitted on few rows makes these
+    very rows less alike than images it never saw, so this is refused below ten rows per dimension.
 
     **Precision.** Row ``i`` of ``queries`` and of ``references`` are a candidate pair, and
     ``is_match[i]`` says whether it is a copy. The candidates should be what a search returns in
@@ -114,11 +114,20 @@ def calibrate(
         raise ValueError(f"false_match_rate: expected a number between 0 and 1, got {rate}")
     if per not in ("query", "comparison"):
         raise ValueError(f"per: expected 'query' or 'comparison', got {per!r}")
-    if (query_groups is not None or reference_groups is not None) != (kind == "tiled"):
-        raise ValueError("query_groups and reference_groups: expected with kind='tiled' only")
-    sides = _sides(normalizer, queries, references, kind, seed)
+    if bank_size is not None and not (bank_size >= 1 and bank_size == int(bank_size)):
+        raise ValueError(f"bank_size: expected a whole number of at least 1, got {bank_size}")
+    grouped = query_groups is not None or reference_groups is not None
+    if grouped != (kind == "tiled"):
+        raise ValueError(
+            "query_groups and reference_groups: expected with kind='tiled' only, and at least one "
+            f"of them there; got {'some' if grouped else 'neither'} with kind={kind!r}"
+        )
+    sides = both_sides(normalizer, queries, references, kind, seed)
     q, r, q_bias, r_bias, note = sides.q, sides.r, sides.q_bias, sides.r_bias, sides.note
-    q_groups, r_groups = _groups(query_groups, len(q)), _groups(reference_groups, len(r))
+    q_groups, r_groups = (
+        image_numbers(query_groups, len(q)),
+        image_numbers(reference_groups, len(r)),
+    )
     available = len(np.unique(r_groups))
     bank = 1 if per == "comparison" else int(bank_size or available)
     sampled_bank = min(bank, available)
@@ -216,114 +225,3 @@ def _paired_scores(
         bias = np.maximum(bias, normalizer.whitened_biases(r))
     scores: Float32 = np.einsum("nd,nd->n", q, r) - bias
     return scores
-
-
-@dataclass(frozen=True, eq=False)
-class _Sides:
-    """Whitened queries and references, their biases, and the rows they were given as."""
-
-    q: Float32
-    r: Float32
-    q_bias: Float32
-    r_bias: Float32 | None  # for symmetric scores only
-    q_rows: NDArray[np.int64]
-    r_rows: NDArray[np.int64]
-    note: str = ""
-
-    def given_rows(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.stack([self.q_rows[pairs[:, 0]], self.r_rows[pairs[:, 1]]], axis=1)
-
-
-def _sides(
-    normalizer: Scorer,
-    queries: ArrayLike | None,
-    references: ArrayLike | None,
-    kind: Kind,
-    seed: int,
-) -> _Sides:
-    if queries is None:
-        if references is not None:
-            raise ValueError("calibration: expected queries where references are given")
-        return _background_thirds(normalizer, kind, seed)
-    if references is None:
-        if kind == "tiled":
-            raise ValueError("tiled calibration: expected queries and references, got one array")
-        rows = normalizer.whiten(queries)
-        order = np.random.default_rng(seed).permutation(len(rows))
-        q_rows, r_rows = order[: len(rows) // 2], order[len(rows) // 2 :]
-        q, r = rows[q_rows], rows[r_rows]
-    else:
-        q, r = normalizer.whiten(queries), normalizer.whiten(references)
-        q_rows, r_rows = np.arange(len(q)), np.arange(len(r))
-    slack = 1e-4 if normalizer.background_precision == "float16" else 1e-5
-    if normalizer.background is not None:
-        every = np.arange(len(normalizer.background))
-        for rows, given, name in ((q, q_rows, "queries"), (r, r_rows, "references")):
-            _refuse_overlap(
-                normalizer.background, rows, every, given, slack, "background rows", name
-            )
-    _refuse_overlap(q, r, q_rows, r_rows, 1e-5, "queries", "references")
-    q_bias = normalizer.whitened_biases(q)
-    r_bias = normalizer.whitened_biases(r) if kind == "symmetric" else None
-    return _Sides(q, r, q_bias, r_bias, q_rows, r_rows)
-
-
-def _background_thirds(normalizer: Scorer, kind: Kind, seed: int) -> _Sides:
-    background, norm = normalizer.background, normalizer.score_norm
-    if kind == "tiled":
-        raise ValueError("tiled calibration: expected tiled queries; a background has no tiles")
-    if background is None:
-        raise ValueError(
-            "calibration: this normalizer keeps no background to calibrate on; pass descriptors of "
-            "images that are no copies of each other"
-        )
-    order = np.random.default_rng(seed).permutation(len(background))
-    quarter = len(background) // 4
-    q_rows, r_rows = order[:quarter], order[quarter : 2 * quarter]
-    q, r = background[q_rows], background[r_rows]
-    rest = background[order[2 * quarter :]]
-    _refuse_overlap(q, r, q_rows, r_rows, 1e-5, "background rows", "other background rows")
-    nothing = np.zeros(len(q), dtype=np.float32)
-    q_bias = nothing if norm is None else norm.bias(q, rest)
-    r_bias = None
-    if kind == "symmetric":
-        r_bias = np.zeros(len(r), dtype=np.float32) if norm is None else norm.bias(r, rest)
-    note = (
-        f"calibrated on the background itself: {len(q)} queries, {len(r)} references, bias from "
-        f"the other {len(rest)} rows"
-    )
-    return _Sides(q, r, q_bias, r_bias, q_rows, r_rows, note)
-
-
-def _refuse_overlap(
-    a: Float32,
-    b: Float32,
-    a_rows: NDArray[np.int64],
-    b_rows: NDArray[np.int64],
-    slack: float,
-    what: str,
-    other: str,
-) -> None:
-    pairs = overlapping_pairs(a, b, slack)
-    if len(pairs):
-        given = np.stack([a_rows[pairs[:, 0]], b_rows[pairs[:, 1]]], axis=1)
-        raise OverlapError(
-            f"{len(pairs)} {what} are also among the {other} (first: rows {given[0, 0]} and "
-            f"{given[0, 1]}); calibration needs images that are no copies of each other. Remove "
-            "duplicates first",
-            given,
-        )
-
-
-def _groups(groups: ArrayLike | None, rows: int) -> NDArray[np.int64]:
-    """Image number of each row, 0, 0, 1, 1, ...; each row its own image by default."""
-    if groups is None:
-        return np.arange(rows)
-    named = np.asarray(groups)
-    if named.shape != (rows,):
-        raise ValueError(f"groups: expected one entry per row, {rows}, got shape {named.shape}")
-    changes = np.append(True, named[1:] != named[:-1])
-    numbers: NDArray[np.int64] = np.cumsum(changes) - 1
-    if len(np.unique(named)) != numbers[-1] + 1:
-        raise ValueError("groups: expected the tiles of an image in consecutive rows")
-    return numbers

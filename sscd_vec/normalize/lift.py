@@ -21,6 +21,7 @@ and R: it is the largest ``|q|^2 + bias^2`` there can be, as ``|s(q, b)| <= R^2`
 gives the same M for every background.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args, overload
 
@@ -31,6 +32,8 @@ from sscd_vec.normalize.descriptors import Float32, Float64, lengths
 
 Metric = Literal["ip", "l2", "cosine"]
 """``"l2"`` is the SQUARED distance, as FAISS and Milvus return it."""
+
+Numbers = NDArray[np.floating] | Sequence[float]  # what indexes return: arrays, or lists
 
 LENGTH_SLACK = 1e-5  # of R: float32 rounding of a row exactly at the limit
 
@@ -89,8 +92,8 @@ class Lift:
     @overload
     def to_metric(self, score: float, metric: Metric) -> float: ...
     @overload
-    def to_metric(self, score: NDArray[np.floating], metric: Metric) -> Float64: ...
-    def to_metric(self, score: float | NDArray[np.floating], metric: Metric) -> float | Float64:
+    def to_metric(self, score: Numbers, metric: Metric) -> Float64: ...
+    def to_metric(self, score: float | Numbers, metric: Metric) -> float | Float64:
         """The inner product, squared L2 distance or cosine at which the score is ``score``."""
         s = np.asarray(score, dtype=np.float64)
         if metric == "ip":
@@ -106,8 +109,8 @@ class Lift:
     @overload
     def from_metric(self, value: float, metric: Metric) -> float: ...
     @overload
-    def from_metric(self, value: NDArray[np.floating], metric: Metric) -> Float64: ...
-    def from_metric(self, value: float | NDArray[np.floating], metric: Metric) -> float | Float64:
+    def from_metric(self, value: Numbers, metric: Metric) -> Float64: ...
+    def from_metric(self, value: float | Numbers, metric: Metric) -> float | Float64:
         """The score at an inner product, squared L2 distance or cosine of lifted vectors."""
         v = np.asarray(value, dtype=np.float64)
         if metric == "ip":
@@ -136,5 +139,5 @@ class Lift:
         return squares
 
 
-def _like(value: Float64, given: float | NDArray[np.floating]) -> float | Float64:
-    return value if isinstance(given, np.ndarray) else float(value)
+def _like(value: Float64, given: float | Numbers) -> float | Float64:
+    return value if isinstance(given, np.ndarray | Sequence) else float(value)

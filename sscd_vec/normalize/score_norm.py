@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,11 +32,20 @@ class ScoreNorm:
     n_end: int = 3
 
     def __post_init__(self) -> None:
-        """Check the settings.
+        """Check the settings and keep them as plain numbers.
 
         Raises:
+            TypeError: If beta is not a number, or a neighbour not a whole one.
             ValueError: If beta is negative or not finite, or the neighbours are out of order.
         """
+        if not isinstance(self.beta, Real):
+            raise TypeError(
+                f"beta: expected a number, got {self.beta!r}; ScoreNorm.parse reads '1.0[0,2]'"
+            )
+        if not (isinstance(self.n, Integral) and isinstance(self.n_end, Integral)):
+            raise TypeError(
+                f"n and n_end: expected whole numbers, got {self.n!r} and {self.n_end!r}"
+            )
         if not (np.isfinite(self.beta) and self.beta >= 0):
             raise ValueError(f"beta: expected a number of at least 0, got {self.beta}")
         if not 1 <= self.n <= self.n_end:
@@ -43,6 +53,10 @@ class ScoreNorm:
                 f"expected 1 <= n <= n_end (neighbours are counted from 1), got n={self.n}, "
                 f"n_end={self.n_end}"
             )
+        # Plain numbers: 1 and 1.0 are one setting with one fingerprint, and JSON knows no numpy.
+        object.__setattr__(self, "beta", float(self.beta))
+        object.__setattr__(self, "n", int(self.n))
+        object.__setattr__(self, "n_end", int(self.n_end))
 
     @classmethod
     def parse(cls, text: str) -> "ScoreNorm":

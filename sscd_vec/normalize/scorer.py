@@ -7,13 +7,13 @@ from types import MappingProxyType
 from typing import Literal, overload
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from sscd_vec.normalize.background import overlapping_pairs, refuse_pairs
 from sscd_vec.normalize.descriptors import Float32, Float64, as_descriptors, require_unit, unit
 from sscd_vec.normalize.errors import FingerprintMismatch, UncalibratedError
 from sscd_vec.normalize.fingerprint import HasFingerprint, fingerprint_of
-from sscd_vec.normalize.lift import Lift, Metric
+from sscd_vec.normalize.lift import Lift, Metric, Numbers
 from sscd_vec.normalize.neighbours import MEMORY, Search
 from sscd_vec.normalize.score_norm import ScoreNorm
 from sscd_vec.normalize.threshold import KINDS, Kind, Threshold
@@ -136,16 +136,16 @@ class Scorer:
     @overload
     def to_metric(self, score: float, metric: Metric) -> float: ...
     @overload
-    def to_metric(self, score: NDArray[np.floating], metric: Metric) -> Float64: ...
-    def to_metric(self, score: float | NDArray[np.floating], metric: Metric) -> float | Float64:
+    def to_metric(self, score: Numbers, metric: Metric) -> Float64: ...
+    def to_metric(self, score: float | Numbers, metric: Metric) -> float | Float64:
         """A score as the ``"ip"``, squared ``"l2"`` or ``"cosine"`` of lifted vectors."""
         return self.lift.to_metric(score, metric)
 
     @overload
     def from_metric(self, value: float, metric: Metric) -> float: ...
     @overload
-    def from_metric(self, value: NDArray[np.floating], metric: Metric) -> Float64: ...
-    def from_metric(self, value: float | NDArray[np.floating], metric: Metric) -> float | Float64:
+    def from_metric(self, value: Numbers, metric: Metric) -> Float64: ...
+    def from_metric(self, value: float | Numbers, metric: Metric) -> float | Float64:
         """What an index returned, as a score."""
         return self.lift.from_metric(value, metric)
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import numpy as np
@@ -50,9 +50,9 @@ class Whitening:
     """
 
     mode: Mode
-    mean: Float32
-    matrix: Float32
-    variances: Float64
+    mean: Float32 = field(repr=False)
+    matrix: Float32 = field(repr=False)
+    variances: Float64 = field(repr=False)
     eps: float
     count: int
     l2_before: bool

@@ -46,6 +46,18 @@ class Case:
     def whole(self) -> bool:
         return self.start == 0 and self.stop is None
 
+    def arguments(self, z: Tensor) -> dict[str, Tensor]:
+        """The local rows of ``z`` and, if these are a slice, the global batch around them."""
+        if self.whole:
+            return {"z": z, "sources": self.sources}
+        local = slice(self.start, self.stop)
+        return {
+            "z": z[local],
+            "sources": self.sources[local],
+            "all_z": z,
+            "all_sources": self.sources,
+        }
+
 
 def descriptors(n: int, d: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
@@ -102,11 +114,7 @@ Loss = Callable[..., Tensor]
 def value_and_gradient(loss: Loss, case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The loss of the case's local rows, and its gradient by the whole batch."""
     z = case.z.to(dtype, copy=True).requires_grad_()
-    if case.whole:
-        value = loss(z, case.sources)
-    else:
-        rows = slice(case.start, case.stop)
-        value = loss(z[rows], case.sources[rows], all_z=z, all_sources=case.sources)
+    value = loss(**case.arguments(z))
     torch.autograd.backward(value)
     assert z.grad is not None
     return value.detach(), z.grad
@@ -120,7 +128,7 @@ def losses(
     return {
         "koleo": koleo,
         "info_nce": partial(info_nce, tau=tau, **offset),
-        "sscd_loss": lambda *rows, **more: sscd_loss(*rows, tau=tau, **more, **offset).total,
+        "sscd_loss": lambda **rows: sscd_loss(**rows, tau=tau, **offset).total,
     }
 
 

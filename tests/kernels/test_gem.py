@@ -55,10 +55,17 @@ def test_traces_to_the_same_numbers() -> None:
 
 
 def test_errors_name_what_came() -> None:
-    with pytest.raises(ValueError, match=r"\(n, c, h, w\), got shape \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"\(n, c, h, w\).*got shape \(2, 3\)"):
         gem_pool(torch.ones(2, 3))
-    with pytest.raises(ValueError, match="got p=0"):
-        gem_pool(torch.ones(1, 1, 2, 2), p=0)
+    with pytest.raises(ValueError, match=r"at least one pixel, got shape \(2, 3, 0, 4\)"):
+        gem_pool(torch.ones(2, 3, 0, 4))
+    with pytest.raises(TypeError, match="floating point, got torch.uint8"):
+        gem_pool(torch.ones(1, 1, 2, 2, dtype=torch.uint8))
+    for p in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"got p={p}"):
+            gem_pool(torch.ones(1, 1, 2, 2), p=p)
+    with pytest.raises(ValueError, match="eps=0"):
+        gem_pool(torch.ones(1, 1, 2, 2), eps=0)
 
 
 class _Pool(torch.nn.Module):

@@ -60,8 +60,8 @@ def test_equal_the_reference(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_nearest_negative_equals_the_reference(name: str) -> None:
     case = CASES[name]
-    found = nearest_negative(case.z, case.sources)
-    expected = reference.nearest_negative(case.z, case.sources)
+    found = nearest_negative(**case.arguments(case.z))
+    expected = reference.nearest_negative(**case.arguments(case.z))
     assert torch.equal(found.index, expected.index)  # ties go to the lowest row in both
     assert torch.equal(found.has_negative, expected.has_negative)
     torch.testing.assert_close(found.distance, expected.distance)
@@ -88,7 +88,7 @@ def test_gradcheck(loss: str) -> None:
     w = descriptors(14, 5).requires_grad_()
     sources = mixed(14)
     function = ours(Case(w, sources))[loss]
-    assert torch.autograd.gradcheck(lambda t: function(F.normalize(t), sources), w)
+    assert torch.autograd.gradcheck(lambda t: function(z=F.normalize(t), sources=sources), w)
 
 
 def test_gradcheck_of_both_sides_of_a_slice() -> None:

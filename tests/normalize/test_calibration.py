@@ -1,3 +1,5 @@
+from typing import Literal
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -201,6 +203,27 @@ def test_the_background_alone_is_split_never_scored_against_itself() -> None:
     assert 0.002 <= (fresh >= threshold.value).mean() <= 0.03
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.1])
+def test_a_whitening_is_not_calibrated_on_the_few_rows_it_was_fitted_on(eps: float) -> None:
+    few = Normalizer.fit(images(900, 0, dim=100), eps=eps)
+    with pytest.raises(ValueError, match="at least 1000 rows, got 900.*other images"):
+        few.calibrate(false_match_rate=0.05)
+    held_out = few.calibrate(images(450, 1, dim=100), false_match_rate=0.05)
+    fresh = few.scores(images(3000, 2, dim=100), images(225, 3, dim=100)).max(axis=1)
+    assert 0.02 <= (fresh >= held_out.threshold()).mean() <= 0.1
+
+
+@pytest.mark.parametrize(("mode", "rows"), [("whiten", 1000), ("centre", 400)])
+def test_with_rows_enough_the_background_alone_does_not_promise_too_much(
+    mode: Literal["whiten", "centre"], rows: int
+) -> None:
+    """Ten rows per dimension; centring has nothing to overfit but the mean."""
+    made = Normalizer.fit(images(rows, 0, dim=100), whitening=mode)
+    threshold = made.calibrate(false_match_rate=0.05).threshold()
+    fresh = made.scores(images(3000, 2, dim=100), images(rows // 4, 3, dim=100)).max(axis=1)
+    assert (fresh >= threshold).mean() <= 0.075
+
+
 def test_images_on_two_sides_are_refused(normalizer: Normalizer) -> None:
     with pytest.raises(OverlapError, match="background rows are also among the queries"):
         calibrate(normalizer, images(1500, 0), images(300, 3), false_match_rate=0.1)
@@ -234,6 +257,11 @@ def test_requests_that_make_no_sense_are_refused(normalizer: Normalizer) -> None
         calibrate(normalizer, z, false_match_rate=0)
     with pytest.raises(ValueError, match="at least 100"):
         calibrate(normalizer, images(20, 1), false_match_rate=0.1)
+    for size in (0, -5, 2.5):
+        with pytest.raises(ValueError, match=f"bank_size: expected .* at least 1, got {size}"):
+            calibrate(normalizer, z, false_match_rate=0.1, bank_size=size)  # type: ignore[arg-type]  # 2.5
+    with pytest.raises(ValueError, match="got neither with kind='tiled'"):
+        calibrate(normalizer, z, images(200, 2), false_match_rate=0.1, kind="tiled")
     with pytest.raises(ValueError, match="no background"):
         calibrate(Normalizer.identity(32), false_match_rate=0.1)
     with pytest.raises(ValueError, match="is_match"):

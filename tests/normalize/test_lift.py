@@ -87,6 +87,27 @@ def test_the_formulas_by_hand() -> None:
     assert lift.to_metric(0.3, "ip") == 0.3
 
 
+@given(st.floats(0, 4), st.integers(0, 99), st.sampled_from([8, 512]))
+@settings(max_examples=30, deadline=None)
+def test_the_inner_product_is_the_score_to_1e_6(beta: float, seed: int, dim: int) -> None:
+    """Against ``s - bias`` from the formula, in float64, on unit vectors of either size."""
+    background, q, r = (descriptors(n, dim, seed + n) for n in (50, 6, 15))
+    normalizer = Normalizer.fit(background, whitening=None, score_norm=ScoreNorm(beta, 2, 4))
+    wide_q, wide_r, wide_b = (
+        z / np.linalg.norm(z, axis=1, keepdims=True)
+        for z in (x.astype(np.float64) for x in (q, r, background))
+    )
+    bias = beta * -np.sort(-(wide_q @ wide_b.T), axis=1)[:, 1:4].mean(axis=1)
+    found = measured(normalizer.queries(q), normalizer.references(r), "ip")
+    np.testing.assert_allclose(found, wide_q @ wide_r.T - bias[:, None], atol=1e-6, rtol=0)
+
+
+def test_lists_are_converted_like_arrays() -> None:
+    lift = Lift(1.0)
+    np.testing.assert_allclose(lift.from_metric([3.4, 4.0], "l2"), [0.3, 0.0])
+    np.testing.assert_allclose(lift.to_metric([0.3, 0.0], "l2"), [3.4, 4.0])
+
+
 def test_the_largest_bias_does_not_make_a_nan() -> None:
     z = descriptors(3)
     normalizer = Normalizer.fit(

@@ -1,11 +1,16 @@
 import json
 import subprocess
 import sys
+import tracemalloc
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from sscd_vec.normalize import (
@@ -48,6 +53,18 @@ def test_a_bias_reorders_no_querys_results(fitted: Normalizer) -> None:
     q, r = descriptors(5, seed=1), descriptors(40, seed=2)
     plain = fitted.with_score_norm(None).scores(q, r)
     assert (np.argsort(plain, axis=1) == np.argsort(fitted.scores(q, r), axis=1)).all()
+
+
+@given(st.integers(0, 999), st.integers(1, 40), st.integers(1 << 8, 1 << 20))
+@settings(max_examples=30, deadline=None)
+def test_any_permutation_of_rows_permutes_the_result(seed: int, rows: int, memory: int) -> None:
+    made = Normalizer.fit(descriptors(400))
+    z = descriptors(rows, seed=seed)
+    order = np.random.default_rng(seed).permutation(rows)
+    for use in (partial(made.queries, memory=memory), made.references, made.biases):
+        np.testing.assert_allclose(use(z)[order], use(z[order]), atol=1e-6)
+    scores, permuted = made.scores(z, z), made.scores(z[order], z[order])
+    np.testing.assert_allclose(scores[np.ix_(order, order)], permuted, atol=1e-6)
 
 
 def test_symmetric_scores_are_the_smaller_direction(fitted: Normalizer) -> None:
@@ -209,6 +226,27 @@ def test_a_generator_gives_what_an_array_gives() -> None:
     assert given.query_fingerprint == Normalizer.fit(background).query_fingerprint
 
 
+def test_a_sample_of_a_long_background_never_holds_all_of_it() -> None:
+    batch_bytes = 2000 * 24 * 4
+
+    def batches() -> Iterator[Float32]:
+        for seed in range(40):
+            yield descriptors(2000, seed=seed)
+
+    tracemalloc.start()
+    made = Normalizer.fit(batches(), background_size=500)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert made.whitening is not None and made.whitening.count == 80_000
+    assert made.background is not None and len(made.background) == 500
+    # float64 copies of a batch, in the generator and in the moments: far from all 40 batches
+    assert peak < 12 * batch_bytes
+
+
+def test_it_shows_its_settings_not_its_arrays(fitted: Normalizer) -> None:
+    assert "encoder-a" in repr(fitted) and "array(" not in repr(fitted)
+
+
 def test_a_search_supplied_from_outside(fitted: Normalizer) -> None:
     background = fitted.background
     assert background is not None
@@ -235,6 +273,11 @@ def test_malformed_settings_are_refused() -> None:
         Normalizer.fit(2 * background, whitening=None)
     with pytest.raises(ValueError, match="longest"):
         Normalizer.fit(2 * background, whitening=None, unit=False, max_length=1.0)
+    for length in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(ValueError, match="more than 0 and finite"):
+            Normalizer.fit(background, whitening=None, unit=False, max_length=length)
+    with pytest.raises(ValueError, match="only with unit=False, got 2"):
+        Normalizer.fit(background, whitening=None, max_length=2.0)
     for options in ({"unit": False}, {"max_length": 2.0}):
         with pytest.raises(ValueError, match="whitened vectors have unit length"):
             Normalizer.fit(background, **options)

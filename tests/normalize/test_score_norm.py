@@ -1,11 +1,12 @@
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sscd_vec.normalize import ScoreNorm, nearest_neighbours, nearest_similarities
+from sscd_vec.normalize import Normalizer, ScoreNorm, nearest_neighbours, nearest_similarities
 from sscd_vec.normalize.descriptors import Float32
 from sscd_vec.normalize.neighbours import block_shape
 from tests.normalize.made import descriptors
@@ -40,6 +41,27 @@ def test_other_notation_is_refused(text: str) -> None:
 def test_impossible_settings_are_refused(beta: float, n: int, n_end: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         ScoreNorm(beta, n, n_end)
+
+
+@pytest.mark.parametrize(
+    ("beta", "n", "n_end", "wrong"),
+    [("1.0[0,2]", 1, 3, "beta: .*parse"), (1.0, 1.5, 3, "whole numbers, got 1.5 and 3")],
+)
+def test_settings_of_another_type_are_refused(
+    beta: object, n: object, n_end: object, wrong: str
+) -> None:
+    with pytest.raises(TypeError, match=wrong):
+        ScoreNorm(beta, n, n_end)  # type: ignore[arg-type]  # the point of the test
+
+
+def test_equal_settings_have_one_fingerprint_and_can_be_saved(tmp_path: Path) -> None:
+    background = descriptors(400)
+    plain = Normalizer.fit(background)
+    other = Normalizer.fit(background, score_norm=ScoreNorm(1, *np.array([1, 3])))
+    assert other.query_fingerprint == plain.query_fingerprint
+    other.save(tmp_path / "n")
+    assert Normalizer.load(tmp_path / "n").score_norm == ScoreNorm()
+    assert str(other.score_norm) == "1.0[0,2]"
 
 
 @given(

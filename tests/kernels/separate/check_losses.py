@@ -72,11 +72,11 @@ def test_2047_rows() -> None:
     compare(*both("sscd_loss", case), case)
 
 
-@pytest.mark.parametrize("name", ["five views", "duplicates", "lonely rows"])
+@pytest.mark.parametrize("name", ["five views", "duplicates", "lonely rows", "local slice"])
 def test_nearest_negative(name: str) -> None:
-    z, sources = CASES[name].z.float(), CASES[name].sources
-    found = gpu.nearest_negative_triton(z, sources)
-    expected = reference.nearest_negative(z, sources)
+    rows = CASES[name].arguments(CASES[name].z.float())
+    found = gpu.nearest_negative_triton(**rows)
+    expected = reference.nearest_negative(**rows)
     assert torch.equal(found.index, expected.index)  # ties go to the lowest row in both
     assert torch.equal(found.has_negative, expected.has_negative)
     torch.testing.assert_close(found.distance, expected.distance)
