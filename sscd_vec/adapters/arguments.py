@@ -20,6 +20,7 @@ Batch = tuple[Ids, ArrayLike] | tuple[Ids, ArrayLike, Sequence[Metadata | None] 
 
 INT64 = np.iinfo(np.int64)
 LONGEST_ID = 65_535  # bytes: what a Milvus VARCHAR can hold at most
+LARGEST_THRESHOLD = 1e30  # far beyond any score, and still a float32 after conversion to L2
 
 
 class Rows(NamedTuple):
@@ -45,11 +46,15 @@ def as_ids(ids: Ids | Id, wanted: IdType | None) -> tuple[list[Any], IdType | No
 
     Raises:
         TypeError: If ids are neither all ``str`` nor all ``int``, or not of the wanted type.
-        ValueError: If an id is empty, too long, or not within int64.
+        ValueError: If an id is empty, too long, no Unicode text, or not within int64.
     """
     plain: list[Any]
     if isinstance(ids, str | int | np.integer | np.str_):
         plain = [ids.item() if isinstance(ids, np.generic) else ids]
+    elif isinstance(ids, bytes | bytearray) or not isinstance(ids, Iterable):
+        raise TypeError(
+            f"ids: expected a str, an int, or a sequence of either, got {type(ids).__name__}"
+        )
     else:
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
     kinds = set(map(type, plain))
@@ -62,12 +67,7 @@ def as_ids(ids: Ids | Id, wanted: IdType | None) -> tuple[list[Any], IdType | No
         found: IdType = "str"
         if "" in plain:
             raise ValueError("ids: expected non-empty strings, got ''")
-        longest = max(plain, key=len)
-        if len(longest) * 4 > LONGEST_ID and len(longest.encode()) > LONGEST_ID:
-            raise ValueError(
-                f"ids: expected at most {LONGEST_ID} bytes, got {len(longest.encode())}; "
-                "use a hash of it as id and keep the long name in the metadata"
-            )
+        require_id_length(plain, LONGEST_ID)
     elif kinds == {int}:
         found = "int"
         if min(plain) < INT64.min or max(plain) > INT64.max:
@@ -82,6 +82,38 @@ def as_ids(ids: Ids | Id, wanted: IdType | None) -> tuple[list[Any], IdType | No
     return plain, found
 
 
+def require_id_length(ids: Sequence[str], limit: int) -> None:
+    """Refuse string ids of more than ``limit`` bytes of UTF-8, or that have no UTF-8 at all.
+
+    Raises:
+        ValueError: Naming one such id.
+    """
+    try:
+        "".join(ids).encode()  # all at once: a call for each would take longer than the rest
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"ids: expected Unicode text, got {next(i for i in ids if not _is_text(i))!r} (a file "
+            "name that is no UTF-8?); use os.fsencode(name).decode(errors='backslashreplace')"
+        ) from None
+    longest = max(ids, key=len)
+    if len(longest) * 4 <= limit:
+        return
+    size, worst = max((len(i.encode()), i) for i in ids)
+    if size > limit:
+        raise ValueError(
+            f"ids: expected at most {limit} bytes, got {size} in {worst[:40]!r}…; use a hash of it "
+            "as id and keep the long name in the metadata"
+        )
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def as_rows(
     ids: Ids | Id,
     descriptors: ArrayLike,
@@ -91,6 +123,11 @@ def as_rows(
     """Check one ``add`` and drop all but the last row of a repeated id."""
     plain, found = as_ids(ids, wanted)
     array = np.asarray(descriptors)
+    if array.ndim == 0:
+        raise TypeError(
+            f"add: expected (n, d) descriptors, got {type(descriptors).__name__}; add_batches "
+            "takes generators"
+        )
     if array.ndim == 1 and len(plain) == 1:
         array = array[None]
     if len(array) != len(plain):
@@ -107,9 +144,8 @@ def as_rows(
         for row in rows:
             if row is not None and not isinstance(row, dict):
                 raise TypeError(f"metadata: expected a dict or None, got {type(row).__name__}")
-    last = dict(zip(plain, range(len(plain)), strict=True))
-    if len(last) < len(plain):
-        keep = sorted(last.values())
+    if len(set(plain)) < len(plain):
+        keep = sorted(dict(zip(plain, range(len(plain)), strict=True)).values())
         plain = [plain[i] for i in keep]
         array = array[keep]
         rows = None if rows is None else [rows[i] for i in keep]
@@ -128,14 +164,21 @@ def unpack(batches: Iterable[Batch]) -> Iterator[tuple[Ids, ArrayLike, Any]]:
     """``(ids, descriptors)`` or ``(ids, descriptors, metadata)`` batches as triples."""
     for batch in batches:
         if len(batch) == 2:
-            yield batch[0], batch[1], None
+            yield _countable(batch[0]), batch[1], None
         elif len(batch) == 3:
-            yield batch[0], batch[1], batch[2]
+            yield _countable(batch[0]), batch[1], batch[2]
         else:
             raise ValueError(
                 f"batch: expected (ids, descriptors) or (ids, descriptors, metadata), got "
                 f"{len(batch)} items"
             )
+
+
+def _countable(ids: Ids) -> Ids:
+    """Ids that have a length: a single one and those of an iterator as a list."""
+    if isinstance(ids, str | int | np.integer):
+        return [ids]
+    return list(ids) if isinstance(ids, Iterator) else ids
 
 
 def resolve_threshold(threshold: float | Literal["calibrated"], normalizer: Normalizer) -> float:
@@ -146,9 +189,14 @@ def resolve_threshold(threshold: float | Literal["calibrated"], normalizer: Norm
                 f"threshold: expected a number, None or 'calibrated', got {threshold!r}"
             )
         return normalizer.threshold("search")
-    if not np.isfinite(threshold):
-        raise ValueError(f"threshold: expected a finite score, got {threshold}")
-    return float(threshold)
+    if not isinstance(threshold, float | int | np.number) or not np.isfinite(threshold):
+        raise ValueError(f"threshold: expected a finite score or 'calibrated', got {threshold!r}")
+    return min(max(float(threshold), -LARGEST_THRESHOLD), LARGEST_THRESHOLD)
+
+
+def is_id(id: object) -> bool:
+    """Whether this could be an id at all: a ``str`` or an integer, numpy's included."""
+    return isinstance(id, str | int | np.integer) and not isinstance(id, bool)
 
 
 def check_fingerprint(stored: str, normalizer: Normalizer, where: str) -> None:

@@ -114,6 +114,7 @@ class RowTable:
         self._metadata = metadata
         self._dead: set[int] = set() if dead is None else set(dead.tolist())
         self._row_of: dict[str | int, int] | None = None
+        self._alive: NDArray[np.bool_] | None = None  # until the next change
 
     def __len__(self) -> int:
         """Number of rows, dead ones included."""
@@ -151,9 +152,14 @@ class RowTable:
         return [_to_json(row) if row else "" for row in metadata]
 
     def append(self, ids: list[Any], metadata: list[str] | None, id_type: IdType) -> None:
-        """Append rows, letting older rows of the same ids die."""
-        row_of = self.row_of
+        """Append rows, letting older rows of the same ids die.
+
+        The ids must not repeat among themselves.
+        """
         begin = len(self)
+        # Nothing to replace in an empty table: who only builds and saves never pays for row_of.
+        row_of = self.row_of if begin else None
+        self._alive = None
         if self._ids is None:
             self.id_type = id_type
             empty = np.empty(0, dtype=np.int64)
@@ -166,19 +172,25 @@ class RowTable:
         if self._metadata is not None:
             self._metadata.extend([""] * len(ids) if metadata is None else metadata)
         self._ids.extend(ids)
-        row_of.update(zip(ids, range(begin, begin + len(ids)), strict=True))
+        if row_of is None:
+            self._row_of = None
+        else:
+            row_of.update(zip(ids, range(begin, begin + len(ids)), strict=True))
 
     def remove(self, ids: list[Any]) -> int:
         """Let the rows of these ids die; ids that are not there are not counted."""
         rows = [row for row in (self.row_of.pop(i, None) for i in ids) if row is not None]
         self._dead.update(rows)
+        self._alive = None
         return len(rows)
 
     def alive(self) -> NDArray[np.bool_]:
-        """``(rows,)`` whether each row is alive."""
-        mask = np.ones(len(self), dtype=np.bool_)
-        mask[list(self._dead)] = False
-        return mask
+        """``(rows,)`` whether each row is alive; not to be written to."""
+        if self._alive is None:
+            mask = np.ones(len(self), dtype=np.bool_)
+            mask[np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))] = False
+            self._alive = mask
+        return self._alive
 
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Ids of some rows: int64, or object for strings."""
@@ -231,8 +243,11 @@ class RowTable:
 
 def _to_json(row: Metadata) -> str:
     try:
-        return json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()  # half a surrogate pair cannot be; better said now than by save
     except (TypeError, ValueError) as error:
-        raise type(error)(
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
             f"metadata: expected what JSON can hold, got {row!r} ({error}); convert it first"
         ) from error
+    return text

@@ -107,7 +107,10 @@ def save_pair(path: Path, write: Write, about: dict[str, Any], arrays: Arrays) -
             file.write(raw)
             _force(file)
         _verify(new_sidecar, hashlib.sha256(raw).hexdigest())
+        # Each step is on disk before the next: a power cut must not keep the second rename only.
+        _force_folder(path.parent)
         os.replace(new_index, path)
+        _force_folder(path.parent)
         os.replace(new_sidecar, sidecar_path(path))
         _force_folder(path.parent)
     return sidecar

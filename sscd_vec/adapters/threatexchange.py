@@ -8,9 +8,9 @@ saying what to load (python-threatexchange hands classes around, not objects)::
     SSCD_VEC_FACTORY      FAISS factory of indexes; "Flat" by default
 
 A signal is ``sscd:1:<encoder>:<normalizer>:<base64 of the float16 descriptor>``. Its two
-fingerprints say which model made it and which transform and threshold it is meant for; others are
-refused, not compared. Whitening is never fitted on the bank, and the threshold is the one
-calibrated for the scores compared.
+fingerprints say which model made it and which transform it is meant for; others are refused, not
+compared. Whitening is never fitted on the bank, and the threshold is the one calibrated for the
+scores compared.
 """
 
 import base64
@@ -212,8 +212,8 @@ def normalizer() -> Normalizer:
     path = os.environ.get(NORMALIZER)
     if not path:
         raise RuntimeError(
-            f"sscd: set {NORMALIZER} to a fitted and calibrated normalizer file (`sscd-vec fit`, "
-            f"`sscd-vec calibrate`), and {MODEL} to the model it was fitted for"
+            f"sscd: set {NORMALIZER} to a fitted and calibrated normalizer file (`sscd-vec "
+            f"normalize fit`, `sscd-vec calibrate`), and {MODEL} to the model it was fitted for"
         )
     with _loading:
         return _load_normalizer(path)

@@ -191,6 +191,106 @@ def test_range_results_stream_in_blocks(index: FaissIndex, photos: Photos) -> No
     assert [i for _, part in parts for i in part.ids] == whole.ids.tolist()
 
 
+@pytest.mark.parametrize("metric", ["ip", "l2"])
+def test_thresholds_beyond_float32_find_all_or_nothing(
+    metric: Any,  # noqa: ANN401
+    photos: Photos,
+    normalizer: Normalizer,
+) -> None:
+    made = FaissIndex(normalizer, metric=metric)
+    made.add(photos.ids, photos.references)
+    for threshold, count in ((-1e300, 600), (1e300, 0)):
+        assert made.range_search(photos.queries[:2], threshold).counts.tolist() == [count] * 2
+
+
+def test_many_queries_are_searched_in_blocks(
+    index: FaissIndex, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = index.search(photos.queries, 10, threshold=0.1)
+    transformed: list[int] = []
+    queries = FaissIndex._queries
+
+    def counting(self: FaissIndex, descriptors: np.ndarray) -> np.ndarray:
+        transformed.append(len(descriptors))
+        return queries(self, descriptors)
+
+    monkeypatch.setattr(FaissIndex, "_queries", counting)
+    monkeypatch.setattr("sscd_vec.adapters.faiss.index.SEARCH_BLOCK", 16)
+    parts = index.search(photos.queries, 10, threshold=0.1)
+    assert transformed == [16, 16, 8]
+    assert parts.ids.tolist() == whole.ids.tolist() and parts.metadata == whole.metadata
+    assert parts.counts.tolist() == whole.counts.tolist()
+    # Products of other shapes are summed in another order: rounding of numbers near 1.
+    np.testing.assert_allclose(parts.scores, whole.scores, atol=1e-6)
+
+
+def test_tombstones_do_not_make_short_lists_search_everything(
+    photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = FaissIndex(normalizer, "IVF16,Flat", parameters={"nprobe": 1})
+    made.add(photos.ids, photos.references)
+    expected = made.search(photos.queries, 200)
+    assert expected.counts.max() < 200, "one list holds fewer"
+    gone = str(expected.ids[0])
+    made.remove(gone)
+    asked: list[int] = []
+    top = searcher.Searcher._top
+
+    def counting(self: searcher.Searcher, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
+        asked.append(k)
+        return top(self, vectors, k)
+
+    monkeypatch.setattr(searcher.Searcher, "_top", counting)
+    found = made.search(photos.queries, 200)
+    assert asked == [208]
+    assert found.ids.tolist() == [i for i in expected.ids if i != gone]
+    made.remove(str(found.ids[0]))  # what is dead is looked up anew
+    assert found.ids[0] not in set(made.search(photos.queries, 200).ids)
+
+
+def test_ids_as_numpy_and_iterators_give_them(photos: Photos, normalizer: Normalizer) -> None:
+    made = FaissIndex(normalizer)
+    made.add(np.arange(3), photos.references[:3])
+    assert all(i in made for i in np.arange(3)) and np.int64(3) not in made
+    assert True not in made and 1.0 not in made
+    named = FaissIndex(normalizer)
+    batches: list[Any] = [
+        ("abc", photos.references[0]),
+        ((f"r{i}" for i in range(2)), photos.references[:2]),
+    ]
+    assert named.add_batches(batches) == 3 == len(named)
+    assert "abc" in named and np.str_("r1") in named
+
+
+def test_one_large_add_can_be_replaced_and_counted_like_any(
+    photos: Photos, normalizer: Normalizer
+) -> None:
+    made = FaissIndex(normalizer)
+    assert "r0" not in made
+    made.add(photos.ids, photos.references)
+    made.add(["r0", "new"], photos.references[:2])
+    assert len(made) == 601 and made.index.ntotal == 602 and "new" in made
+    assert made.remove(photos.ids) == 600 and len(made) == 1
+
+
+def test_each_rename_is_on_disk_before_the_next(
+    index: FaissIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    replace = os.replace
+
+    def renaming(source: Path, target: Path) -> None:
+        steps.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", renaming)
+    monkeypatch.setattr("sscd_vec.adapters.sidecar._force_folder", lambda _: steps.append("forced"))
+    index.save(tmp_path / "a.faiss")
+    assert steps == ["forced", "a.faiss", "forced", "a.faiss.sidecar", "forced"]
+    with pytest.raises(IsADirectoryError, match="expected the path of a file"):
+        index.save(tmp_path)
+
+
 def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> None:
     assert FaissIndex(normalizer, "IVF4,PQ7x4").index.d == 35
     assert FaissIndex(normalizer, "OPQ5,IVF4,PQ5x4").index.d == 35
@@ -369,6 +469,23 @@ def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
         FaissIndex(index.normalizer, metric="cosine")  # type: ignore[arg-type]  # the point
     with pytest.raises(ValueError, match="does not know 'nprobes'"):
         FaissIndex(index.normalizer, parameters={"nprobes": 1})
+    with pytest.raises(ValueError, match=r"Unicode text, got 'a\\udcff'"):
+        index.add(["a\udcff"], photos.references[:1])  # a file name that is no UTF-8
+    with pytest.raises(ValueError, match="what JSON can hold"):
+        index.add(["a"], photos.references[:1], [{"x": "\udcff"}])
+    with pytest.raises(ValueError, match="at most 65535 bytes, got 65536 in 'éé"):
+        index.add(["é" * 32_768], photos.references[:1])
+    for wrong in (b"a", Path("a"), None, 1.5):
+        with pytest.raises(TypeError, match="ids: expected a str, an int, or a sequence of either"):
+            index.add(wrong, photos.references[:1])  # type: ignore[arg-type]  # the point
+    with pytest.raises(TypeError, match="add_batches takes generators"):
+        index.add(["a"], (row for row in photos.references))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected a finite score or 'calibrated', got None"):
+        index.range_search(photos.queries, None)  # type: ignore[arg-type]  # the point
+    with pytest.raises(ValueError, match="device: expected one of"):
+        FaissIndex(index.normalizer, device="tpu")  # type: ignore[arg-type]  # the point
+    with pytest.raises(ValueError, match="compact_at: expected a share above 0"):
+        FaissIndex(index.normalizer, compact_at=0)
     assert len(index) == 600 and index.index.ntotal == 600, "a refused add leaves nothing behind"
     assert index.search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []
     assert index.range_search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []

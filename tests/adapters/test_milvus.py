@@ -28,10 +28,12 @@ from sscd_vec.adapters.milvus import (
     finder,
     paging,
     rows,
+    table,
 )
 from sscd_vec.adapters.milvus.connection import Connection
 from sscd_vec.adapters.milvus.paging import Page, Request, banded, growing
 from sscd_vec.adapters.milvus.settings import ForeignCollection
+from sscd_vec.adapters.milvus.table import KEY_BYTES, key_blocks
 from sscd_vec.normalize import FingerprintMismatch, Normalizer
 
 from .conftest import DIM, Photos, unit
@@ -117,6 +119,70 @@ def test_awkward_ids_and_metadata_survive(
         index.drop()
 
 
+def test_control_characters_in_ids(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    ids = ["nul\0", "bell\a", "tab\t", "return\r\n", "\\u0000", "\x7f\x1f"]
+    with MilvusCollection(uri, new_name(), normalizer, token=token) as index:
+        index.add(ids, photos.references[:6])
+        assert index.present([*ids, "u0000"]) == set(ids)
+        assert index.remove(ids) == 6 and len(index) == 0
+        index.drop()
+
+
+def test_ids_the_collection_cannot_hold(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    name = new_name()
+    with MilvusCollection(uri, name, normalizer, token=token, id_length=10) as index:
+        index.add("é" * 5, photos.references[0])
+    with MilvusCollection(uri, name, normalizer, token=token) as index:  # it knows its limit
+        with pytest.raises(ValueError, match="at most 10 bytes, got 12 .* a larger id_length"):
+            index.add(["a", "é" * 6], photos.references[:2])
+        with pytest.raises(ValueError, match="Unicode text"):
+            index.add("a\udcff", photos.references[0])
+        with pytest.raises(ValueError, match="what JSON can hold"):
+            index.add("a", photos.references[0], {"file": "\udcff"})
+        with pytest.raises(TypeError, match="names that are strings"):
+            index.add("a", photos.references[0], {3: 4})  # type: ignore[dict-item]  # the point
+        assert len(index) == 1 and np.str_("é" * 5) in index
+        index.drop()
+    with pytest.raises(ValueError, match="id_length: expected 1 to 65535 bytes, got 0"):
+        MilvusCollection(uri, name, normalizer, token=token, id_length=0)
+
+
+def test_many_long_ids_are_looked_up_in_parts() -> None:
+    assert [len(part) for part in key_blocks(range(10_000))] == [4096, 4096, 1808]
+    long = ["x" * 60_000] * 100
+    parts = list(key_blocks(long))
+    assert [key for part in parts for key in part] == long
+    assert max(sum(map(len, part)) for part in parts) <= KEY_BYTES
+    assert list(key_blocks([])) == []
+
+
+def test_what_milvus_cannot_build_is_refused(
+    place: tuple[str, str],
+    photos: Photos,
+    normalizer: Normalizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uri, token = place
+    monkeypatch.setattr(table, "INDEX_SECONDS", 0.2)
+    name = new_name()
+    with pytest.raises(ValueError, match="metric: expected one of .* got 'IP'"):
+        MilvusCollection(uri, name, normalizer, token=token, metric="IP")  # type: ignore[arg-type]
+    with MilvusCollection(uri, name, normalizer, token=token, index_type="NOPE") as index:
+        with pytest.raises((ValueError, MilvusError), match="invalid index type|got 'NOPE'"):
+            index.add(photos.ids, photos.references)
+        assert len(index) == 0
+    with MilvusCollection(uri, name, normalizer, token=token) as index:  # nothing was left behind
+        index.add(photos.ids[:3], photos.references[:3])
+        assert len(index) == 3
+        index.drop()
+
+
 def test_filters_reach_range_search(
     place: tuple[str, str], photos: Photos, normalizer: Normalizer
 ) -> None:
@@ -167,6 +233,27 @@ def test_lite_refuses_to_take_an_id_from_another_tenant(
     assert "2" in a and "2" not in b
     assert a.search(photos.references[:1], 5).counts.tolist() == [2]
     a.close()
+
+
+def test_a_partition_that_another_made_first_is_used(
+    place: tuple[str, str],
+    photos: Photos,
+    normalizer: Normalizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uri, token = place
+    name = new_name()
+    both = [
+        MilvusCollection(uri, name, normalizer, token=token, partition="tenant") for _ in range(2)
+    ]
+    both[0].add(["a"], photos.references[:1])
+    assert both[1].present(["a"]) == {"a"}
+    monkeypatch.setattr(both[1]._table, "readable", lambda: False)  # as it was a moment before
+    both[1].add(["b"], photos.references[1:2])
+    assert len(both[0]) == 2
+    both[1].close()
+    both[0].drop()
+    both[0].close()
 
 
 # ------------------------------------------------------------------ Lite's traps
@@ -225,6 +312,35 @@ def test_a_second_process_is_told_what_to_do(
         assert len(index) == 3
 
 
+def test_closing_one_leaves_another_of_the_same_file_open(
+    lite: str, photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(lite).parent)
+    one = MilvusCollection(lite, "one", normalizer)
+    two = MilvusCollection(Path(lite).name, "two", normalizer)  # the same, named otherwise
+    one.add(photos.ids[:3], photos.references[:3])
+    two.add(photos.ids[:4], photos.references[:4])
+    one.close()
+    one.close()
+    assert len(two) == 4 and two.search(photos.references[:1], 1).ids.tolist() == ["r0"]
+    with pytest.raises(MilvusError, match="closed here; open it again"):
+        one.search(photos.references[:1])
+    two.close()
+    assert not connection._held_by_another(Path(lite) / "LOCK"), "free for another process"
+
+
+def test_a_refused_collection_keeps_no_lite_file_open(
+    lite: str, photos: Photos, normalizer: Normalizer
+) -> None:
+    with MilvusCollection(lite, "photos", normalizer) as index:
+        index.add(photos.ids[:3], photos.references[:3])
+        assert connection._held_by_another(Path(lite) / "LOCK")
+    other = Normalizer.fit(unit(np.random.default_rng(9).normal(size=(500, DIM))))
+    with pytest.raises(FingerprintMismatch):
+        MilvusCollection(lite, "photos", other)
+    assert not connection._held_by_another(Path(lite) / "LOCK")
+
+
 def test_paths_that_are_no_lite_file(tmp_path: Path, normalizer: Normalizer) -> None:
     with pytest.raises(ValueError, match=r"path ending in \.db"):
         MilvusCollection(tmp_path / "photos", "photos", normalizer)
@@ -248,6 +364,25 @@ def test_credentials_leave_the_uri() -> None:
     assert address.hide(f"bad password {SECRET}") == "bad password ***"
     assert Address.parse("http://h:1", user="u", password="p", db_name="d").token == "u:p"
     assert Address.parse("http://h:1", token="key").token == "key"
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http//root:{}@host:19530",
+        "http:/root:{}@host/photos.db",
+        "root:{}@host:19530",
+        "http://root:a/{}@host:19530",
+        "http://root:{}#a@host:19530",
+        "http://root:{}?a@host:19530",
+        "milvus://root:{}@host",
+        "http://root:{}@[host",
+    ],
+)
+def test_a_mistyped_uri_is_refused_without_showing_its_password(uri: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Address.parse(uri.format(SECRET))
+    assert SECRET not in repr(error.value)
 
 
 def test_a_wrong_password_is_refused_without_showing_it(
@@ -495,6 +630,42 @@ def test_k_beyond_what_a_server_gives(
     assert found.counts.tolist() == [600, 600]
     assert found.incomplete == "a server returns at most 16384 per query"
     index.drop()
+
+
+def test_more_queries_than_a_server_takes_at_once(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
+    index.add(photos.ids, photos.references)
+    queries = np.tile(photos.references, (28, 1))
+    assert len(queries) > finder.REQUEST_QUERIES
+    found = index.search(queries, 1, metadata=False)
+    assert found.ids.tolist() == photos.ids * 28
+    index.drop()
+
+
+def test_queries_are_sent_in_requests_of_bounded_size(
+    lite: str, photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    call = Connection.call
+
+    def counting(self: Connection, verb: str, *args: object, **kwargs: Any) -> object:  # noqa: ANN401
+        if verb == "search":
+            sent.append(len(kwargs["data"]))
+        return call(self, verb, *args, **kwargs)
+
+    with MilvusCollection(lite, "photos", normalizer) as index:
+        index.add(photos.ids, photos.references)
+        whole = index.search(photos.queries, 3), index.range_search(photos.queries, 0.1)
+        monkeypatch.setattr(Connection, "call", counting)
+        monkeypatch.setattr(finder, "REQUEST_BYTES", 16 * 4 * 32)  # 16 queries of 32 dimensions
+        parts = index.search(photos.queries, 3), index.range_search(photos.queries, 0.1)
+    assert sent == [16, 16, 8] * 2
+    for one, other in zip(whole, parts, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.counts.tolist() == other.counts.tolist()
+        np.testing.assert_allclose(one.scores, other.scores, atol=1e-6)  # rounding, summed anew
 
 
 # ------------------------------------------------------------------ large loads

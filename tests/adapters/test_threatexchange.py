@@ -157,7 +157,9 @@ def test_a_wrong_configuration_is_named(
     with pytest.raises(UncalibratedError, match="no calibrated threshold"):
         SSCDSignal.compare_hash(*SSCDSignal.get_examples()[:2])
     monkeypatch.delenv(extension.NORMALIZER)
-    with pytest.raises(RuntimeError, match=f"set {extension.NORMALIZER}"):
+    with pytest.raises(
+        RuntimeError, match=f"set {extension.NORMALIZER} .*`sscd-vec normalize fit`"
+    ):
         SSCDSignal.hash_from_bytes(picture(1))
 
 

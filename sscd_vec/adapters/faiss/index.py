@@ -6,7 +6,7 @@ normalizer works here and what is written is a plain FAISS file.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import faiss
 import numpy as np
@@ -20,6 +20,7 @@ from sscd_vec.adapters.arguments import (
     as_k,
     as_rows,
     blocks,
+    is_id,
     resolve_threshold,
     unpack,
 )
@@ -38,6 +39,7 @@ Float32 = NDArray[np.float32]
 # way for some 30 ms whenever one takes over from the other: better seldom, with 400 MB at hand.
 BLOCK = 65_536
 QUERY_BLOCK = 1024  # queries searched at a time in a range search
+SEARCH_BLOCK = 16_384  # and in a search for k, whose results are of a known size
 
 
 class FaissIndex:
@@ -129,6 +131,8 @@ class FaissIndex:
     ) -> None:
         """Add references; an id that is already there is replaced. ``save`` puts them on disk.
 
+        More than 65 536 rows are taken in parts: of a call that fails, the parts before stay.
+
         Args:
             ids: ``n`` strings or ``n`` integers; of a repeated id the last row wins.
             descriptors: ``(n, dim_in)`` as the encoder gives them.
@@ -188,7 +192,7 @@ class FaissIndex:
 
     def __contains__(self, id: object) -> bool:
         """Whether a reference with this id is there."""
-        return isinstance(id, str | int) and id in self._store.table.row_of
+        return is_id(id) and id in self._store.table.row_of
 
     # ------------------------------------------------------------------ searching
 
@@ -204,11 +208,16 @@ class FaissIndex:
         """
         k = as_k(k)
         lowest = None if threshold is None else resolve_threshold(threshold, self.normalizer)
-        vectors = self._queries(descriptors)
-        if not len(self) or not len(vectors):
-            return no_matches(len(vectors))
-        matches = self._matches(len(vectors), self._searcher.nearest(vectors, k))
-        return matches if lowest is None else matches.above(lowest)
+        queries = np.atleast_2d(np.asarray(descriptors))
+        parts = []
+        for begin in range(0, max(len(queries), 1), SEARCH_BLOCK):
+            vectors = self._queries(queries[begin : begin + SEARCH_BLOCK])
+            if not len(self) or not len(vectors):
+                parts.append(no_matches(len(vectors)))
+                continue
+            part = self._matches(len(vectors), self._searcher.nearest(vectors, k))
+            parts.append(part if lowest is None else part.above(lowest))
+        return concatenate(parts)
 
     def range_search(self, descriptors: ArrayLike, threshold: Threshold = "calibrated") -> Matches:
         """All references that score at least ``threshold``; ``complete`` says if surely all."""
@@ -293,6 +302,10 @@ class FaissIndex:
     def _configure(
         self, parameters: Mapping[str, float] | None, device: Device, compact_at: float
     ) -> None:
+        if device not in get_args(Device):
+            raise ValueError(f"device: expected one of {get_args(Device)}, got {device!r}")
+        if not compact_at > 0:
+            raise ValueError(f"compact_at: expected a share above 0 (1: never), got {compact_at}")
         self._compact_at = compact_at
         self.parameters = dict(parameters or {})
         space = faiss.ParameterSpace()

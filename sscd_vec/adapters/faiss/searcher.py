@@ -45,7 +45,9 @@ class Searcher:
         while True:
             values, rows = self._top(vectors, fetch)
             living = (rows >= 0) & alive[rows]
-            if fetch == total or (living.sum(axis=1) >= k).all():
+            # A query whose last place is empty has seen all that its lists or its graph hold.
+            enough = (living.sum(axis=1) >= k) | (rows[:, -1] < 0)
+            if fetch == total or enough.all():
                 break
             fetch = min(total, 2 * fetch)
         return _flat(values, rows, living & (np.cumsum(living, axis=1) <= k))

@@ -88,6 +88,8 @@ class Store:
     def save(self, path: Path, reference_fingerprint: str) -> None:
         """Write index and sidecar; a crash at any moment leaves the previous pair or this one."""
         self.require_writable()
+        if path.is_dir():
+            raise IsADirectoryError(f"{path}: expected the path of a file, got a folder")
         if self.table.dead and layout.can_remove(self.index):
             self.compact()
         if self.index.ntotal != len(self.table):

@@ -34,7 +34,8 @@ class Address:
         """Take credentials out of a URI such as ``https://user:password@host:19530/db``.
 
         Raises:
-            ValueError: If it is neither a Lite path ending in ``.db`` nor a URI.
+            ValueError: If it is neither a Lite path ending in ``.db`` nor a URI. It shows nothing
+                that may be a credential.
         """
         text = str(uri)
         if "://" not in text:
@@ -49,6 +50,11 @@ class Address:
             )
         inside = _joined(unquote(parts.username or ""), unquote(parts.password or ""))
         place = parts.netloc.rpartition("@")[2]
+        if "@" in parts.path + parts.query + parts.fragment:
+            raise ValueError(
+                "uri: expected scheme://user:password@host:port/database, got an @ behind the "
+                "host; write / ? # @ of a password as %2F %3F %23 %40, or give it as password="
+            )
         bare = urlunsplit((parts.scheme, place, "", "", ""))
         database = db_name or parts.path.strip("/").partition("/")[0]
         return cls(bare, database, token or _joined(user, password) or inside)
@@ -72,15 +78,17 @@ class Address:
 
 
 def _joined(user: str, password: str) -> str:
-    return f"{user}:{password}" if user and password else user
+    return f"{user}:{password}" if password else user
 
 
 def _lite_path(text: str) -> str:
     path = Path(text)
-    if path.suffix != ".db":
+    if path.suffix != ".db" or text.lower().startswith(("http:", "https:", "tcp:")):
+        # Perhaps a mistyped URI: what stands before an @ may be a password.
+        shown = f"{HIDDEN}@{text.rpartition('@')[2]}" if "@" in text else text
         raise ValueError(
             f"uri: expected a path ending in .db (Milvus Lite) or a URI such as "
-            f"http://host:19530, got {text!r}"
+            f"http://host:19530, got {shown!r}"
         )
     if path.is_file():
         raise ValueError(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sscd_vec.adapters.arguments import (
+    LONGEST_ID,
     Batch,
     Id,
     Ids,
@@ -17,6 +18,7 @@ from sscd_vec.adapters.arguments import (
     as_ids,
     as_k,
     as_rows,
+    is_id,
     resolve_threshold,
     unpack,
 )
@@ -27,7 +29,7 @@ from sscd_vec.adapters.milvus.connection import Connection
 from sscd_vec.adapters.milvus.finder import Finder, joined
 from sscd_vec.adapters.milvus.paging import SERVER_LIMIT, Page
 from sscd_vec.adapters.milvus.rows import padded, requests
-from sscd_vec.adapters.milvus.settings import Params, Settings
+from sscd_vec.adapters.milvus.settings import Params, Settings, require_metric
 from sscd_vec.adapters.milvus.table import DEFAULT_PARTITION, Table
 from sscd_vec.adapters.threads import quiet_blas
 from sscd_vec.normalize import Metric, Normalizer
@@ -95,20 +97,28 @@ class MilvusCollection:
         options: Mapping[str, object] | None = None,
     ) -> None:
         """Connect; open the collection if it exists."""
+        require_metric(metric)
+        if not 1 <= id_length <= LONGEST_ID:
+            raise ValueError(f"id_length: expected 1 to {LONGEST_ID} bytes, got {id_length}")
         address = Address.parse(uri, token=token, user=user, password=password, db_name=db_name)
         self.name, self.normalizer = name, normalizer
         self._search_params = dict(search_params or {})
-        self._table = Table(
-            Connection(address, timeout, retry_for, options or {}),
-            name,
-            partition or DEFAULT_PARTITION,
-            normalizer,
-            metric=metric,
-            index_type=index_type,
-            index_params=index_params,
-            consistency=consistency,
-            id_length=id_length,
-        )
+        connection = Connection(address, timeout, retry_for, options or {})
+        try:
+            self._table = Table(
+                connection,
+                name,
+                partition or DEFAULT_PARTITION,
+                normalizer,
+                metric=metric,
+                index_type=index_type,
+                index_params=index_params,
+                consistency=consistency,
+                id_length=id_length,
+            )
+        except BaseException:
+            connection.close()  # nobody else could
+            raise
 
     # ------------------------------------------------------------------ adding and removing
 
@@ -120,6 +130,8 @@ class MilvusCollection:
     ) -> None:
         """Add references; an id that is already there is replaced, metadata and all.
 
+        Many rows are sent in requests of some 16 MB: of a call that fails, those before stay.
+
         Args:
             ids: ``n`` strings or ``n`` integers; of a repeated id the last row wins.
             descriptors: ``(n, dim_in)`` as the encoder gives them.
@@ -129,6 +141,7 @@ class MilvusCollection:
         if id_type is None or not rows.ids:
             return
         settings = self._table.ready(id_type)
+        self._table.check_length(rows.ids)
         self._table.check_tenant(rows.ids)
         # Lite's upsert merges old metadata into the new row; its insert replaces the row.
         verb = "insert" if self.is_lite else "upsert"
@@ -208,7 +221,7 @@ class MilvusCollection:
 
     def __contains__(self, id: object) -> bool:
         """Whether a reference with this id is there (in this partition)."""
-        if not isinstance(id, str | int) or not self._table.readable():
+        if not is_id(id) or not self._table.readable():
             return False
         if ("str" if isinstance(id, str) else "int") != self._table.id_type:
             return False
@@ -306,9 +319,16 @@ class MilvusCollection:
         self._table.drop()
 
     def close(self) -> None:
-        """Flush and disconnect; a Lite file may then be opened by another process."""
-        self.flush()
-        self._table.connection.close()
+        """Flush and disconnect; with the last one here, a Lite file is free for other processes.
+
+        A closed collection refuses every verb; closing it again does nothing.
+        """
+        if self._table.connection.closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._table.connection.close()
 
     def __enter__(self) -> Self:
         """Nothing to do: it is open."""

@@ -7,11 +7,13 @@ that a restarting server failed is simply made again.
 import logging
 import random
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import grpc
 from pymilvus import MilvusClient, MilvusException
@@ -65,7 +67,12 @@ class Connection:
         timeout: Seconds for one call.
         retry_for: Seconds to keep trying while the server is unreachable.
         options: Passed to ``MilvusClient``: ``secure``, ``server_pem_path``, ``client_key_path``, …
+
+    Attributes:
+        closed: Whether ``close`` was called; every other call is refused then.
     """
+
+    closed = False
 
     def __init__(
         self, address: Address, timeout: float, retry_for: float, options: Mapping[str, object]
@@ -80,14 +87,22 @@ class Connection:
         self.address = address
         self._timeout, self._retry_for, self._options = timeout, retry_for, dict(options)
         self._client: MilvusClient | None = None
-        self.call("list_collections")
+        _open.add(self)
+        try:
+            self.call("list_collections")
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, verb: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
         """Call a method of the client, again and again while the server is away.
 
         Raises:
-            MilvusError: If Milvus refuses, or stays away longer than ``retry_for``.
+            MilvusError: If Milvus refuses, or stays away longer than ``retry_for``; or if this was
+                closed.
         """
+        if self.closed:
+            raise MilvusError(f"{self.address.uri}: {verb}: closed here; open it again to go on")
         deadline = time.monotonic() + self._retry_for
         pause = FIRST_PAUSE
         while True:
@@ -113,11 +128,17 @@ class Connection:
         return self._connected()
 
     def close(self) -> None:
-        """Close the client; a Lite file may then be opened by another process."""
+        """Close the client; with the last one of a Lite file, other processes may open it."""
         self._drop_client()
-        if self.address.is_lite:
-            manager = import_module("milvus_lite.server_manager")  # optional, and untyped
-            manager.server_manager_instance.release_server(self.address.uri)
+        self.closed = True
+        if not self.address.is_lite:
+            return
+        with _releasing:
+            _open.discard(self)
+            path = Path(self.address.uri).absolute()
+            if not any(Path(other.address.uri).absolute() == path for other in _open):
+                manager = import_module("milvus_lite.server_manager")  # optional, and untyped
+                manager.server_manager_instance.release_server(self.address.uri)
 
     def _connected(self) -> MilvusClient:
         if self._client is None:
@@ -162,6 +183,11 @@ class Connection:
         message = f"{self.address.uri}: {verb} failed: {self.address.hide(str(text))}"
         clean = self.address.hide(str(error)) == str(error)
         raise MilvusError(message) from (error if clean else None)
+
+
+# Lite serves a file to a whole process and stops for all of it: only the last to close may say so.
+_open: WeakSet[Connection] = WeakSet()
+_releasing = threading.Lock()
 
 
 def _rpc_error(error: BaseException | None) -> grpc.RpcError | None:

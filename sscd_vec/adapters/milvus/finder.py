@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.matches import Matches, Metadata
 from sscd_vec.adapters.milvus.paging import SERVER_LIMIT, Ask, Page, Request, banded, growing
+from sscd_vec.adapters.milvus.rows import REQUEST_BYTES
 from sscd_vec.adapters.milvus.settings import ID, VECTOR, Params
 from sscd_vec.adapters.milvus.table import Table
 from sscd_vec.normalize import Normalizer
@@ -14,6 +15,7 @@ from sscd_vec.normalize import Normalizer
 Float32 = NDArray[np.float32]
 
 RESPONSE_HITS = 200_000  # some 20 MB with short metadata
+REQUEST_QUERIES = 16_384  # a server takes no more at once
 FIRST_HITS = 256  # most queries have few matches: one small request settles many of them
 PAGE_WITH_METADATA = 4096
 
@@ -38,7 +40,8 @@ class Finder:
 
     def top(self, vectors: Float32, k: int) -> list[Page]:
         """The ``k`` best of each vector."""
-        block = max(1, RESPONSE_HITS // k)
+        sendable = REQUEST_BYTES // (4 * vectors.shape[1])
+        block = max(1, min(RESPONSE_HITS // k, REQUEST_QUERIES, sendable))
         pages = []
         for begin in range(0, len(vectors), block):
             pages += self._ask(vectors[begin : begin + block], Request(k))
@@ -46,7 +49,8 @@ class Finder:
 
     def within(self, vectors: Float32, radius: float) -> Iterator[tuple[int, Page]]:
         """Pages of all hits beyond ``radius``, with the number of their vector."""
-        block = RESPONSE_HITS // FIRST_HITS
+        sendable = REQUEST_BYTES // (4 * vectors.shape[1])
+        block = max(1, min(RESPONSE_HITS // FIRST_HITS, sendable))
         for begin in range(0, len(vectors), block):
             part = vectors[begin : begin + block]
             for n, page in enumerate(self._ask(part, Request(FIRST_HITS), radius)):

@@ -1,7 +1,7 @@
 """Rows for Milvus: built, measured, and cut into requests a server accepts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ ROW_BYTES = 64  # of framing, generously
 LARGEST_ROW = 60 << 20
 
 Row = dict[str, Any]
+
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 def requests(rows: Rows, normalizer: Normalizer, dim: int) -> Iterator[list[Row]]:
@@ -41,9 +43,13 @@ def padded(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
     return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors
 
 
-def in_expression(ids: list[Any], negated: bool = False) -> str:
-    """A filter for rows with these ids (or without), quoted as Milvus reads it."""
-    return f"{ID} {'not in' if negated else 'in'} {json.dumps(ids, ensure_ascii=False)}"
+def in_expression(ids: Sequence[Any], negated: bool = False) -> str:
+    """A filter for rows with these ids (or without), quoted as Milvus reads it.
+
+    Not as JSON does: Lite knows no escapes by number, and both take control characters bare.
+    """
+    listed = ", ".join(f'"{i.translate(_ESCAPES)}"' if isinstance(i, str) else str(i) for i in ids)
+    return f"{ID} {'not in' if negated else 'in'} [{listed}]"
 
 
 def _build(rows: Rows, part: slice, vectors: NDArray[np.float32]) -> list[Row]:
@@ -76,14 +82,17 @@ def _json_size(metadata: Row | None) -> int:
     if not metadata:
         return 0
     taken = RESERVED & metadata.keys()
-    hidden = [name for name in metadata if not isinstance(name, str) or name.startswith("$")]
+    if not all(isinstance(name, str) for name in metadata):
+        raise TypeError(f"metadata: expected names that are strings, got {list(metadata)}")
+    hidden = [name for name in metadata if name.startswith("$")]
     if taken or hidden:
         raise ValueError(
             f"metadata: the names {sorted(taken) or hidden} are taken by the collection; rename"
         )
     try:
-        return len(json.dumps(metadata, allow_nan=False))
+        return len(json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError) as error:
-        raise type(error)(
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
             f"metadata: expected what JSON can hold, got {metadata!r} ({error}); convert it first"
         ) from error

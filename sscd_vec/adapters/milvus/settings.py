@@ -7,7 +7,7 @@ a property (Lite forgets descriptions, not properties).
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pymilvus import CollectionSchema, DataType, MilvusClient
 
@@ -36,6 +36,7 @@ SEARCH: dict[str, dict[str, Any]] = {
     "IVF_PQ": {"nprobe": 16},
 }
 EXACT = {"FLAT", "GPU_BRUTE_FORCE", "BRUTE_FORCE"}
+LITE = ("FLAT", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX", "BRUTE_FORCE")
 
 
 class ForeignCollection(ValueError):
@@ -121,6 +122,18 @@ class Settings:
                     "make another collection"
                 )
 
+    def check_lite(self) -> None:
+        """Refuse an index type that Lite takes without a word, and cannot build later.
+
+        Raises:
+            ValueError: Naming those it can.
+        """
+        if self.index_type not in LITE:
+            raise ValueError(
+                f"index_type: expected one that Milvus Lite has ({', '.join(LITE)}), got "
+                f"{self.index_type!r}; choose one of these, or a server"
+            )
+
     @property
     def properties(self) -> dict[str, str]:
         """As Milvus keeps them."""
@@ -158,3 +171,21 @@ class Settings:
         if "ef" in params:  # Milvus refuses ef < k
             params["ef"] = max(int(params["ef"]), k)
         return {"metric_type": self.metric.upper(), "params": params}
+
+
+def require_metric(metric: Metric | None) -> None:
+    """Refuse what is no metric; None is whatever the collection has.
+
+    Raises:
+        ValueError: Naming the three there are.
+    """
+    if metric is not None and metric not in get_args(Metric):
+        raise ValueError(f"metric: expected one of {get_args(Metric)}, got {metric!r}")
+
+
+def longest_id(description: Mapping[str, Any], otherwise: int) -> int:
+    """Bytes a string id may have, from a collection's description."""
+    for field in description.get("fields", ()):
+        if field.get("name") == ID:
+            return int(field.get("params", {}).get("max_length", otherwise))
+    return otherwise

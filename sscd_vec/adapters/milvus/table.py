@@ -1,19 +1,22 @@
 """A collection in Milvus as a place: made, opened, loaded, flushed, counted, emptied."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from sscd_vec.adapters.arguments import IdType
+from sscd_vec.adapters.arguments import IdType, require_id_length
 from sscd_vec.adapters.milvus.connection import Connection, MilvusError
 from sscd_vec.adapters.milvus.rows import in_expression
-from sscd_vec.adapters.milvus.settings import ID, Params, Settings
+from sscd_vec.adapters.milvus.settings import ID, VECTOR, Params, Settings, longest_id
 from sscd_vec.normalize import Metric, Normalizer
 
 DEFAULT_PARTITION = "_default"
 LITE_UNFLUSHED = 1000  # rows Lite may walk in Python before a search is worth a flush
 KEYS = 4096  # ids per filter expression
+KEY_BYTES = 8 << 20  # and bytes
+INDEX_SECONDS = 5.0  # for another process to give the collection it has just made its index
 
 
 class Table:
@@ -98,7 +101,7 @@ class Table:
             if self.settings is None:
                 self._create(id_type)
             if self.partition != DEFAULT_PARTITION:
-                self.call("create_partition", partition_name=self.partition)
+                self._create_partition()
                 self.call("load_collection")
             self._partition_exists = True
         return self.opened()
@@ -119,9 +122,9 @@ class Table:
     def present(self, ids: Sequence[Any], partitions: list[str] | None = None) -> set[Any]:
         """Which of these ids are there."""
         found: set[Any] = set()
-        for begin in range(0, len(ids), KEYS):
+        for some in key_blocks(ids):
             rows = self.query(
-                filter=in_expression(list(ids[begin : begin + KEYS])),
+                filter=in_expression(some),
                 output_fields=[ID],
                 partition_names=partitions or [self.partition],
             )
@@ -130,10 +133,22 @@ class Table:
 
     def delete(self, ids: set[Any]) -> None:
         """Delete rows that are there."""
-        some = sorted(ids)
-        for begin in range(0, len(some), KEYS):
-            expression = in_expression(some[begin : begin + KEYS])
-            self.call("delete", filter=expression, partition_name=self.partition)
+        for some in key_blocks(sorted(ids)):
+            self.call("delete", filter=in_expression(some), partition_name=self.partition)
+
+    def check_length(self, ids: Sequence[Any]) -> None:
+        """Refuse string ids longer than the collection was made for.
+
+        Raises:
+            ValueError: Naming one; ``id_length`` is for new collections.
+        """
+        if self.id_type == "str":
+            try:
+                require_id_length(ids, self.id_length)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}, or make another collection with a larger id_length"
+                ) from None
 
     def check_tenant(self, ids: list[Any]) -> None:
         """Refuse to take ids from another partition: Lite keeps one row per id over all of them.
@@ -175,11 +190,13 @@ class Table:
         return f'{ID} != ""' if self.id_type == "str" else f"{ID} >= {np.iinfo(np.int64).min}"
 
     def _open(self) -> None:
-        settings = Settings.read(self.call("describe_collection"), self.name)
+        description = self.call("describe_collection")
+        settings = Settings.read(description, self.name)
         metric, index_type, _ = self._wanted
         settings.check(self._normalizer, metric, index_type, self.name)
         self.call("load_collection")  # a reopened Lite collection is not loaded
         self.settings = settings
+        self.id_length = longest_id(description, self.id_length)
         self.unflushed = LITE_UNFLUSHED if self.is_lite else 0  # unknown: what the log replayed
 
     def _create(self, id_type: IdType) -> None:
@@ -187,6 +204,8 @@ class Table:
         settings = Settings.choose(
             self._normalizer, metric or "ip", index_type or "FLAT", params, id_type
         )
+        if self.is_lite:
+            settings.check_lite()
         try:
             self.call(
                 "create_collection",
@@ -198,5 +217,33 @@ class Table:
         except MilvusError:
             if not self.call("has_collection"):
                 raise
+            if not self._gets_index():
+                # Made, but Milvus refused the index: nobody could ever open it.
+                self.call("drop_collection")
+                raise
         self._open()  # ours, or that of a process that was faster
         self.unflushed = 0
+
+    def _gets_index(self) -> bool:
+        """Whether the collection has an index, or gets one from a process that is making it."""
+        deadline = time.monotonic() + INDEX_SECONDS
+        while not self.call("list_indexes", field_name=VECTOR):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return True
+
+    def _create_partition(self) -> None:
+        try:
+            self.call("create_partition", partition_name=self.partition)
+        except MilvusError:
+            if not self.call("has_partition", partition_name=self.partition):
+                raise  # else somebody was faster
+
+
+def key_blocks(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Ids in parts that fit into one filter expression each."""
+    longest = max((len(i) for i in ids if isinstance(i, str)), default=20)
+    size = max(1, min(KEYS, KEY_BYTES // (4 * longest)))
+    for begin in range(0, len(ids), size):
+        yield ids[begin : begin + size]
