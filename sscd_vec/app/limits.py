@@ -1,7 +1,7 @@
 """Who may ask, how much at once, for how long: one ASGI layer around the whole app.
 
-Order of refusal, cheapest first: unknown host (400, DNS rebinding), foreign origin (403), no token
-(401), declared body too large (413), too many requests waiting (503 with ``Retry-After``). Then
+Order of refusal, cheapest first: unknown host (400, DNS rebinding), foreign origin (403), declared
+body too large (413), no token (401), too many requests waiting (503 with ``Retry-After``). Then
 the body is counted as it arrives (413) against a clock (408 while receiving, 503 afterwards).
 """
 
@@ -10,7 +10,8 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,6 +63,51 @@ class Limits:
     concurrent: int = 16
     waiting: int = 64
     timeout: float = 30.0
+
+    @property
+    def held(self) -> int:
+        """Pixels of all images that are decoded at once, whoever sent them."""
+        return 4 * self.pixels
+
+
+class PixelBudget:
+    """Pixels that may be decoded at once: requests take their share whole, in order.
+
+    Limits on bytes and on each image are not enough: a picture of one colour is a thousand times
+    larger decoded than sent, and one request brings several, many requests many.
+    """
+
+    def __init__(self, total: int) -> None:
+        """Set the number of pixels there are."""
+        self.total = total
+        self._free = total
+        self._turn = asyncio.Lock()
+        self._returned = asyncio.Event()
+
+    @asynccontextmanager
+    async def take(self, pixels: int) -> AsyncIterator[None]:
+        """Hold so many pixels, once they are free.
+
+        Raises:
+            Refused: 413, they are more than there are.
+        """
+        if pixels > self.total:
+            raise Refused(
+                413,
+                f"the images of a request may have {self.total} pixels together, these have "
+                f"{pixels}; send fewer at once",
+            )
+        # One waits at a time, so that many small requests do not keep a large one out.
+        async with self._turn:
+            while self._free < pixels:
+                self._returned.clear()
+                await self._returned.wait()
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            self._free += pixels
+            self._returned.set()
 
 
 class Refused(Exception):
@@ -138,14 +184,14 @@ class Guard:
         }
         self._check_host(headers)
         self._check_origin(scope["method"], headers)
+        declared = headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared) > self.limits.body:
+            raise self._too_large(declared)
         path = scope["path"]
         if path in OPEN or path.startswith(OPEN_FOLDER):
             await self.app(scope, receive, answer)
             return
         self._check_token(headers)
-        declared = headers.get("content-length", "0")
-        if not declared.isdecimal() or int(declared) > self.limits.body:
-            raise self._too_large(declared)
         if self.admitted >= self.limits.concurrent + self.limits.waiting:
             self.metrics.refused.add(reason="busy")
             raise Refused(503, "too many requests are waiting; try again in a second")
@@ -162,14 +208,18 @@ class Guard:
             self.admitted -= 1
 
     def _check_host(self, headers: MutableMapping[str, str]) -> None:
-        name = urlsplit(f"//{headers.get('host', '')}").hostname
+        try:
+            name = urlsplit(f"//{headers.get('host', '')}").hostname
+        except ValueError:  # brackets that do not close
+            name = None
         if self.hosts is not None and name not in self.hosts:
             raise Refused(400, "unknown host name; ask by the address the server was started with")
 
     def _check_origin(self, method: str, headers: MutableMapping[str, str]) -> None:
         """Refuse what another site's page sends: CORS alone does not stop a simple POST."""
         origin = headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+        # What comes after the scheme is host and port, and nothing else.
+        foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
         foreign = foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if method not in ("GET", "HEAD") and foreign:
             raise Refused(403, "requests from other sites are refused")

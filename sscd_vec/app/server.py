@@ -2,17 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from sscd_vec import __version__
 from sscd_vec.app.engine import Engine, HeatmapRequest, Search
-from sscd_vec.app.limits import LOOPBACK, App, Guard, Limits, Refused
+from sscd_vec.app.limits import LOOPBACK, App, Guard, Limits, PixelBudget, Refused
 from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.openapi import describe
-from sscd_vec.app.uploads import Pixels, decode
+from sscd_vec.app.uploads import Pixels, decode, measure
 from sscd_vec.app.worker import Worker
 from sscd_vec.photos.heat_grid import grid
 
@@ -35,6 +35,7 @@ STATIC = {
 }
 LARGEST_K, LARGEST_PAGE, LARGEST_REMOVAL = 100, 200, 10_000
 DECODERS = 4  # images decoded at the same time
+T = TypeVar("T")
 
 
 def create_app(
@@ -69,6 +70,7 @@ class _Server:
         self.limits = limits
         self.metrics: Metrics = engine.metrics
         self.decoders = asyncio.Semaphore(DECODERS)
+        self.pixels = PixelBudget(limits.held)
         self.worker: Worker | None = None
         self.description = describe(__version__, limits, secured)
         self.metrics.gauge("sscd_vec_pictures", "Pictures in the bank.", lambda: len(engine.bank))
@@ -113,8 +115,8 @@ class _Server:
 
     async def search(self, request: Request) -> Response:
         k = _number(request.query_params.get("k", "10"), "k", 1, LARGEST_K)
-        images, _ = await self._images(request)
-        found = await asyncio.gather(*(self._ask("search", Search(i, k)) for i in images))
+        async with self._images(request) as (images, _):
+            found = await asyncio.gather(*(self._ask("search", Search(i, k)) for i in images))
         threshold = self.engine.threshold
         results = [
             {
@@ -133,8 +135,8 @@ class _Server:
         return JSONResponse({"threshold": threshold, "results": results})
 
     async def add(self, request: Request) -> Response:
-        images, _ = await self._images(request)
-        ids = await asyncio.gather(*(self._ask("add", image) for image in images))
+        async with self._images(request) as (images, _):
+            ids = await asyncio.gather(*(self._ask("add", image) for image in images))
         return JSONResponse({"ids": ids})
 
     async def remove(self, request: Request) -> Response:
@@ -149,9 +151,9 @@ class _Server:
         return JSONResponse({"removed": await self._ask("remove", ids)})
 
     async def heatmap(self, request: Request) -> Response:
-        images, form = await self._images(request)
-        key = _number(str(form.get("key", "")), "key", 1, 2**62)
-        query, reference = await self._ask("heatmap", HeatmapRequest(images[0], key))
+        async with self._images(request) as (images, form):
+            key = _number(str(form.get("key", "")), "key", 1, 2**62)
+            query, reference = await self._ask("heatmap", HeatmapRequest(images[0], key))
         return JSONResponse({"query": grid(query), "reference": grid(reference)})
 
     async def browse(self, request: Request) -> Response:
@@ -197,8 +199,16 @@ class _Server:
             raise Refused(503, "the server is starting; try again in a second")
         return await self.worker.ask(kind, item)
 
-    async def _images(self, request: Request) -> tuple[list[Pixels], dict[str, str]]:
-        """The images of a request and its other fields; file names are not even looked at."""
+    @asynccontextmanager
+    async def _images(self, request: Request) -> AsyncIterator[tuple[list[Pixels], dict[str, str]]]:
+        """The images of a request and its other fields, for as long as they are worked on."""
+        contents, fields = await self._parts(request)
+        share = sum([await self._decoding(measure, c, pixels=self.limits.pixels) for c in contents])
+        async with self.pixels.take(share):
+            yield [await self._decoding(decode, content) for content in contents], fields
+
+    async def _parts(self, request: Request) -> tuple[list[bytes], dict[str, str]]:
+        """The files of a request and its other fields; file names are not even looked at."""
         fields: dict[str, str] = {}
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if kind == "multipart/form-data":
@@ -223,11 +233,11 @@ class _Server:
             raise Refused(415, "expected multipart/form-data with image files, or one image/* body")
         if not contents:
             raise Refused(400, "expected an image in the form field 'image'")
-        return [await self._decode(content) for content in contents], fields
+        return contents, fields
 
-    async def _decode(self, content: bytes) -> Pixels:
+    async def _decoding(self, work: Callable[..., T], content: bytes, **options: int) -> T:
         async with self.decoders:
-            return await run_in_threadpool(decode, content, pixels=self.limits.pixels)
+            return await run_in_threadpool(work, content, **options)
 
 
 def _number(text: str, name: str, low: int, high: int) -> int:

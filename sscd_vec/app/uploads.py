@@ -20,21 +20,22 @@ from sscd_vec.encoder.images import FORMATS, ImageError, load_pixels
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 
 MARKUP = (b"<script", b"<html", b"<!doctype", b"<?php", b"<svg")
+UNMEASURED = ("ICO",)  # holds a PNG of any size, whatever its own header says
 PDF_WITHIN = 1024  # a PDF may start this late in a file
 KEPT_SIDE = 1600
 KEPT_QUALITY = 90
 
 
-def decode(content: bytes, *, pixels: int) -> Pixels:
-    """Pixels of an uploaded image.
+def measure(content: bytes, *, pixels: int) -> int:
+    """How many pixels an uploaded image has, by its header.
 
     Args:
         content: The bytes that came.
         pixels: Most pixels allowed.
 
     Raises:
-        Refused: 413 for too many pixels, 415 for what is no image or more than one thing,
-            422 for an image that is broken.
+        Refused: 413 for too many pixels, 415 for what is no image or more than one thing, 422
+            for nothing at all.
     """
     if not content:
         raise Refused(422, "the image is empty")
@@ -53,6 +54,15 @@ def decode(content: bytes, *, pixels: int) -> Pixels:
         )
     if _is_polyglot(content):
         raise Refused(415, "the file is an image and something else at once; send a plain image")
+    return int(width * height)
+
+
+def decode(content: bytes) -> Pixels:
+    """Pixels of an uploaded image that was measured.
+
+    Raises:
+        Refused: 422, it is broken.
+    """
     try:
         return load_pixels(content, name="the image")
     except ImageError as error:
@@ -70,9 +80,9 @@ def encode_jpeg(pixels: Pixels, side: int = KEPT_SIDE) -> bytes:
 
 @functools.cache
 def _readable() -> tuple[str, ...]:
-    """Formats this Pillow can open, of those the encoder reads."""
+    """Formats this Pillow can open, of those the encoder reads and whose header tells the size."""
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
+    return tuple(name for name in FORMATS if name in Image.OPEN and name not in UNMEASURED)
 
 
 def _is_polyglot(content: bytes) -> bool:

@@ -4,6 +4,7 @@ Command files import only light things at their top, so that ``--help`` answers 
 command works with is loaded when it runs.
 """
 
+import os
 from collections.abc import Callable
 
 import typer
@@ -56,4 +57,7 @@ app.add_typer(normalize, name="normalize")
 
 def main() -> None:
     """Entry point of the console script."""
+    # Threads of one operation wait for each other asleep. Spinning, each network pass takes many
+    # times as long on a machine that is busy with something else. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     app()

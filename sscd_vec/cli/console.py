@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +60,11 @@ def with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
         try:
-            command(*arguments, **options)
+            with warnings.catch_warnings():
+                if not debug():
+                    # Pillow remarks on odd metadata; files it cannot read are listed by us.
+                    warnings.filterwarnings("ignore", module=r"PIL\.")
+                command(*arguments, **options)
         except KeyboardInterrupt:
             warn("interrupted; what was finished is kept, run the same command to go on")
             raise typer.Exit(INTERRUPTED) from None
@@ -118,7 +123,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], title: 
     """Print a result: a table on a terminal, tab-separated lines in a pipe."""
     if not sys.stdout.isatty():
         for row in rows:
-            typer.echo("\t".join(_plain(cell) for cell in row))
+            typer.echo("\t".join(plain(cell) for cell in row))
         return
     from rich.console import Console
     from rich.markup import escape
@@ -129,7 +134,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], title: 
     for column, is_number in zip(columns, numeric, strict=True):
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(escape(_plain(_near(cell))) for cell in row))
+        table.add_row(*(escape(plain(_near(cell))) for cell in row))
     screen = Console()
     if title:
         screen.print(escape(title), style="italic")
@@ -182,9 +187,9 @@ def list_unreadable(
     count = len(problems)
     warn(f"{count} file{'' if count == 1 else 's'} {what}:")
     for reason, paths in by_reason.items():
-        warn(f"  {_plain(reason)} ({len(paths)})")
+        warn(f"  {plain(reason)} ({len(paths)})")
         for path in paths[:shown]:
-            warn(f"    {_plain(_near(path) if sys.stderr.isatty() else path)}")
+            warn(f"    {plain(_near(path) if sys.stderr.isatty() else path)}")
         if len(paths) > shown:
             warn(f"    … and {len(paths) - shown} more (--json lists them all)")
     _hint_at_heic(" ".join(path for path, _ in problems))
@@ -202,7 +207,7 @@ def _near(cell: object) -> object:
     return cell.removeprefix(here) if isinstance(cell, str) else cell
 
 
-def _plain(cell: object) -> str:
+def plain(cell: object) -> str:
     """One line, whatever a file name holds: tabs, newlines and terminal codes become escapes."""
     if isinstance(cell, float):
         return f"{cell:.4f}"

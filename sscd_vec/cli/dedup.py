@@ -79,6 +79,8 @@ def dedup(
 
     if move_to is not None and hardlink:
         raise Failure("choose one of --move-to and --hardlink")
+    if move_to is not None and move_to.resolve() in [path.resolve() for path in photos]:
+        raise Failure(f"--move-to {shown(move_to)} is searched itself; choose another folder")
     encoder = open_encoder(model, device)
     fitted = open_normalizer(normalizer, model, encoder)
     limit = need_threshold(fitted, "symmetric", threshold)
@@ -92,6 +94,7 @@ def dedup(
             photos,
             threshold=limit,
             cache=known,
+            leave_out=move_to,
             heatmaps=heatmaps and report is not None,
             on_progress=Progress(advance.stage, advance),
         )
@@ -116,7 +119,7 @@ def dedup(
     else:
         _print(found, actions, dry_run)
         list_unreadable(unreadable)
-        list_unreadable(untouched, "could not be moved and stay" if move_to else "stay as they are")
+        list_unreadable(untouched, "not moved" if move_to else "not linked")
     if unreadable or untouched:
         raise typer.Exit(SOME_UNREADABLE)
 
@@ -156,6 +159,7 @@ def _actions(
     from sscd_vec.photos.folder import shown
 
     done: list[dict[str, str]] = []
+    taken: set[Path] = set()  # by files that a dry run only says it would move
     if move_to is None and not hardlink:
         return done
     for group in found.groups:
@@ -167,9 +171,10 @@ def _actions(
                         _link(group.keep.path, path)
                     done.append({"link": shown(path), "to": shown(group.keep.path)})
                 elif move_to is not None:
-                    target = _free_name(move_to, path, {Path(action["to"]) for action in done})
+                    target = _free_name(move_to, path, taken)
                     if not dry_run:
                         _move(path, target)
+                    taken.add(target)
                     done.append({"move": shown(path), "to": shown(target)})
             except OSError as error:  # a read-only folder, a full disk: the others go on
                 untouched.append((shown(path), error.strerror or str(error)))

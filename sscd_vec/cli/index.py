@@ -110,7 +110,7 @@ def index(
     gone = [
         picture.id
         for picture in states.values()
-        if prune and _under(picture.path, photos) and not picture.path.exists()
+        if prune and _under(picture.path, photos) and _gone(picture.path)
     ]
     removed = bank.remove(gone)
     total = len(bank)
@@ -190,3 +190,14 @@ def _changed(image: "ImageFile", known: object) -> bool:
 
 def _under(path: Path, roots: list[Path]) -> bool:
     return any(path.is_relative_to(root.resolve()) for root in roots)
+
+
+def _gone(path: Path) -> bool:
+    """Whether the file is known to be gone: a folder that may not be entered says nothing."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False

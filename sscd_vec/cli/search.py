@@ -11,9 +11,11 @@ from sscd_vec.cli.console import (
     DeviceOption,
     JsonOption,
     list_unreadable,
+    plain,
     print_json,
     print_rows,
     say,
+    warn,
 )
 from sscd_vec.cli.index import CollectionOption, StateOption, TokenOption
 
@@ -82,7 +84,7 @@ def search(
     tiled = tiles > 1 or opened.settings.tiles > 1
     limit = threshold_for(opened.normalizer, "tiled" if tiled else "search", threshold)
     results: list[dict[str, Any]] = []
-    found_copy = False
+    found_copy = drawn = False
     for part in describe_files(encoder, files, DescriptorCache(None), tiles=tiles):
         problems += part.unreadable
         for file, hits in zip(part.files, opened.search(part.descriptors, k), strict=True):
@@ -90,9 +92,9 @@ def search(
             found_copy = found_copy or any(match["copy"] for match in matches)
             results.append({"image": shown(file.path), "matches": matches})
             if heatmap is not None and len(files) == 1 and hits:
-                _write_heatmap(encoder, file.path, hits[0], heatmap)
+                drawn = _write_heatmap(encoder, file.path, hits[0], heatmap)
     if heatmap is not None and len(files) != 1:
-        say("--heatmap is written for a single image only")
+        warn(f"no heatmap: --heatmap explains one image, got {len(files)}; search it alone")
     opened.close()
     unreadable = [(shown(problem.path), problem.reason) for problem in problems]
     if as_json:
@@ -101,6 +103,7 @@ def search(
                 "bank": without_credentials(bank),
                 "threshold": limit,
                 "results": results,
+                "heatmap": str(heatmap) if drawn else None,
                 "unreadable": [{"path": p, "reason": r} for p, r in unreadable],
             }
         )
@@ -138,11 +141,13 @@ def _print(results: list[dict[str, Any]], limit: float | None) -> None:
     print_rows(["image", "match", "score", "verdict"], rows, title=title)
 
 
-def _write_heatmap(encoder: "Encoder", query: Path, hit: "Hit", target: Path) -> None:
+def _write_heatmap(encoder: "Encoder", query: Path, hit: "Hit", target: Path) -> bool:
+    """Draw what matched; False, and a word about it, where the match's file is gone."""
     from sscd_vec.cli.compare import heatmap_pair
 
     if hit.picture is None or not hit.picture.path.exists():
-        say(f"no heatmap: the file of {hit.id} is not at hand")
-        return
+        warn(f"no heatmap: the file of {plain(hit.id)} is not at hand")
+        return False
     heatmap_pair(encoder, query, hit.picture.path, target)
     say(f"heatmap: {target}")
+    return True

@@ -58,6 +58,7 @@ def find_copies(
     *,
     threshold: float,
     cache: DescriptorCache,
+    leave_out: Path | None = None,
     heatmaps: bool = False,
     on_progress: Progress | None = None,
 ) -> Copies:
@@ -69,12 +70,13 @@ def find_copies(
         roots: Folders and files.
         threshold: Least symmetric score of a copy.
         cache: Descriptors already known.
+        leave_out: A folder that is not entered where it lies below a root.
         heatmaps: Compute what matched, for the report: two forward passes per copy.
         on_progress: Told how far things are.
     """
     progress = on_progress or Progress()
     unreadable: list[Unreadable] = []
-    images = find_images(roots, unreadable.append)
+    images = find_images(roots, unreadable.append, leave_out=leave_out)
     progress.stage("encoding", len(images))
     files: list[ImageFile] = []
     rows: list[NDArray[np.float32]] = []

@@ -55,23 +55,27 @@ class Unreadable:
 def find_images(
     roots: Iterable[str | os.PathLike[str]],
     on_unreadable: Callable[[Unreadable], None] | None = None,
+    *,
+    leave_out: Path | None = None,
 ) -> list[ImageFile]:
     """List the image files of folders and single files, sorted by path, each file once.
 
     Args:
         roots: Folders (searched through) or files (taken whatever their ending).
         on_unreadable: Called for folders that cannot be listed and empty files.
+        leave_out: A folder that is not entered where it lies below a root.
 
     Raises:
         FileNotFoundError: A root does not exist.
     """
     report = on_unreadable or (lambda _: None)
+    skipped = None if leave_out is None else leave_out.resolve()
     found: dict[tuple[int, int], ImageFile] = {}
     for root in map(Path, roots):
         if not root.exists():
             raise FileNotFoundError(f"{shown(root)}: no such file or folder")
         root = root.resolve()
-        entries = _walk(root, report) if root.is_dir() else iter([root])
+        entries = _walk(root, report, skipped) if root.is_dir() else iter([root])
         for path in entries:
             try:
                 status = path.stat()
@@ -93,7 +97,9 @@ def shown(path: str | os.PathLike[str]) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _walk(folder: Path, report: Callable[[Unreadable], None]) -> Iterator[Path]:
+def _walk(
+    folder: Path, report: Callable[[Unreadable], None], skipped: Path | None
+) -> Iterator[Path]:
     waiting = [folder]
     while waiting:
         current = waiting.pop()
@@ -114,7 +120,8 @@ def _walk(folder: Path, report: Callable[[Unreadable], None]) -> Iterator[Path]:
                 report(Unreadable(Path(entry.path), error.strerror or str(error)))
                 continue
             if stat.S_ISDIR(mode):
-                waiting.append(Path(entry.path))
+                if Path(entry.path) != skipped:
+                    waiting.append(Path(entry.path))
             elif stat.S_ISREG(mode) and _looks_like_image(entry.path):
                 yield Path(entry.path)
 

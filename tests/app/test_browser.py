@@ -261,6 +261,8 @@ def test_report_with_thousands_of_groups(page: "Page", tmp_path: Path) -> None:
     before = page.locator(".group").count()
     page.evaluate("scrollTo(0, document.body.scrollHeight)")
     until(page, f"document.querySelectorAll('.group').length > {before}")
+    boxes = [page.locator(".group").nth(n).bounding_box() for n in (0, 1)]
+    assert boxes[0] and boxes[1] and boxes[0]["y"] == boxes[1]["y"]  # pairs stand side by side
     page.evaluate("scrollTo(0, 0)")
     page.locator(".group figure:not(.keep) .frame").first.click()
     page.click("#heat")

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from sscd_vec.app.limits import Guard, Limits, Message, Receive, Refused, Scope, Send
+from sscd_vec.app.limits import (
+    Guard,
+    Limits,
+    Message,
+    PixelBudget,
+    Receive,
+    Refused,
+    Scope,
+    Send,
+)
 from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.worker import Worker
 
@@ -86,6 +95,42 @@ def test_slow_upload_and_slow_work_end() -> None:
         metrics = Metrics()
         assert (await _ask(Guard(working, limits, metrics)))[0] == 503
         assert 'sscd_vec_refused_total{reason="timeout"} 1' in metrics.render()
+
+    asyncio.run(scenario())
+
+
+def test_pixels_are_waited_for_in_order_and_come_back() -> None:
+    async def scenario() -> None:
+        budget = PixelBudget(10)
+        begun: list[str] = []
+        release = {name: asyncio.Event() for name in "abcd"}
+
+        async def hold(name: str, pixels: int) -> None:
+            async with budget.take(pixels):
+                begun.append(name)
+                await release[name].wait()
+
+        async def settled() -> str:
+            await asyncio.sleep(0.02)
+            return "".join(begun)
+
+        tasks = {
+            n: asyncio.create_task(hold(n, p)) for n, p in zip("abcd", (6, 9, 3, 1), strict=True)
+        }
+        assert await settled() == "a"  # c and d would fit, but b came before them
+        tasks["b"].cancel()
+        assert await settled() == "acd"  # who gives up stands in nobody's way
+        tasks["a"].cancel()
+        last = asyncio.create_task(hold("b", 6))
+        assert await settled() == "acdb"  # what a cancelled request held is free again
+        for event in release.values():
+            event.set()
+        await asyncio.gather(last, tasks["c"], tasks["d"])
+        async with budget.take(10):
+            pass
+        with pytest.raises(Refused, match="send fewer at once"):
+            async with budget.take(11):
+                pass
 
     asyncio.run(scenario())
 

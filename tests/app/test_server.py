@@ -128,7 +128,14 @@ def _zip_polyglot() -> bytes:
     return _bytes(draw(1)) + buffer.getvalue()
 
 
+def _icon_of(picture: bytes) -> bytes:
+    """An icon whose header says 256 pixels, whatever the PNG inside says."""
+    where = len(picture).to_bytes(4, "little") + (22).to_bytes(4, "little")
+    return b"\0\0\1\0\1\0" + b"\0\0\0\0\1\0\x20\0" + where + picture
+
+
 HOSTILE = {
+    "bomb in an icon": (_icon_of(_png_bomb(5000, 5000)), 415),
     "bomb of 10 gigapixels": (_png_bomb(100_000, 100_000), 413),
     "bomb of 25 megapixels": (_png_bomb(5000, 5000), 413),
     "svg": (b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>', 415),
@@ -158,6 +165,25 @@ def test_hostile_upload_is_refused(client: TestClient, path: str, name: str) -> 
     assert answer.json()["error"]
     assert client.get("/info").json()["pictures"] == 12
     assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_many_images_within_the_limit_are_a_bomb_together(engine: Engine) -> None:
+    large = _bytes(draw(1).resize((900, 900)))
+    limits = Limits(pixels=1_000_000)
+    with TestClient(create_app(engine, limits=limits), base_url="http://localhost") as client:
+        for path in ("/search", "/add"):
+            refused = client.post(path, files=[("image", ("x", large))] * 5)
+            assert refused.status_code == 413, refused.text
+            assert "send fewer at once" in refused.json()["error"]
+        assert client.post("/search", files=[("image", ("x", large))] * 4).status_code == 200
+        assert client.get("/info").json()["pictures"] == 12
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/health", "/static/page.js", "/nowhere"])
+def test_large_body_is_refused_everywhere(client: TestClient, path: str) -> None:
+    headers = {"Content-Length": str(SMALL.body + 1)}
+    answer = client.post(path, content=b"", headers=headers)
+    assert answer.status_code == 413 and answer.headers["connection"] == "close"
 
 
 @pytest.mark.parametrize(
@@ -258,11 +284,14 @@ def test_token(engine: Engine, copy: bytes) -> None:
 
 
 def test_other_hosts_and_origins_are_refused(client: TestClient, copy: bytes) -> None:
-    assert client.get("/info", headers={"Host": "evil.example"}).status_code == 400
+    for host in ("evil.example", "[::1", "127.0.0.1.evil.example", "", "localhost@evil.example"):
+        assert client.get("/info", headers={"Host": host}).status_code == 400
     files = {"image": ("x", copy)}
     for headers in (
         {"Origin": "http://evil.example"},
         {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://127.0.0.1@evil.example"},
         {"Sec-Fetch-Site": "cross-site"},
     ):
         assert client.post("/add", files=files, headers=headers).status_code == 403

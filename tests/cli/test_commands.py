@@ -91,6 +91,34 @@ def test_prune_spares_what_was_not_asked_for(photos: Path, model: Path, tmp_path
     assert run("index", photos, "--to", "bank.faiss", "--prune")["removed"] == 0
 
 
+def test_prune_spares_what_it_cannot_see(
+    photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that may not be entered any more does not say that its files are gone."""
+    closed = photos / "closed"
+    closed.mkdir()
+    small(40).save(closed / "x.png")
+    run("index", photos, "--to", "bank.faiss", "--model", model)
+    (photos / "photo-3.jpg").unlink()
+    listing, looking = os.scandir, Path.stat
+
+    def not_listed(path: Path) -> Any:  # noqa: ANN401 - what os.scandir gives
+        if Path(path) == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listing(path)
+
+    def not_seen(path: Path, **options: Any) -> os.stat_result:  # noqa: ANN401
+        if closed in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return looking(path, **options)
+
+    monkeypatch.setattr(os, "scandir", not_listed)
+    monkeypatch.setattr(Path, "stat", not_seen)
+    pruned = run("index", photos, "--to", "bank.faiss", "--prune", code=3)
+    assert (pruned["removed"], pruned["pictures"]) == (1, 14)
+    assert [Path(entry["path"]).name for entry in pruned["unreadable"]] == ["closed"]
+
+
 def test_interrupted_index_goes_on(
     photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,9 +240,23 @@ def test_exit_code_of_search(photos: Path, model: Path) -> None:
     assert low["threshold"] == -1 and low["results"][0]["matches"][0]["copy"]
 
 
+def test_heatmap_that_cannot_be_drawn_is_not_passed_over(photos: Path, model: Path) -> None:
+    run("index", photos, "--to", "bank.faiss", "--model", model)
+    search = ["search", "--in", "bank.faiss", "--heatmap", "heat.png"]
+    several = CliRunner().invoke(app, [*search, str(photos)])
+    assert several.exit_code == 0 and several.stderr.startswith("no heatmap: ")
+    assert "explains one image, got 14" in several.stderr
+    small(3).save("query.png")
+    (photos / "photo-3.jpg").unlink()
+    gone = CliRunner().invoke(app, [*search, "query.png"])
+    assert "photo-3.jpg is not at hand" in gone.stderr and not Path("heat.png").exists()
+    assert run(*search, "query.png")["heatmap"] is None
+
+
 def test_heatmap_of_search_and_compare(photos: Path, model: Path) -> None:
     run("index", photos, "--to", "bank.faiss", "--model", model)
-    run("search", photos / "copy-5.jpg", "--in", "bank.faiss", "--heatmap", "heat.png")
+    found = run("search", photos / "copy-5.jpg", "--in", "bank.faiss", "--heatmap", "heat.png")
+    assert found["heatmap"] == "heat.png"
     with Image.open("heat.png") as image:
         assert image.height == 480 and image.width > 480
     same = run(
@@ -340,6 +382,34 @@ def test_dedup_moves_only_when_told(photos: Path, model: Path) -> None:
     assert grouped(run("dedup", photos, "--model", model)) == set()
 
 
+def test_dedup_does_not_look_at_what_it_moved(photos: Path, model: Path) -> None:
+    aside = photos / "aside"
+    done = run("dedup", photos, "--model", model, "--move-to", aside, "--do-it")
+    moved = sorted(path.name for path in aside.iterdir())
+    assert len(moved) == len(done["actions"]) == 4
+    again = run("dedup", photos, "--model", model, "--move-to", aside, "--do-it")
+    assert again["scanned"] == 10 and again["actions"] == []
+    assert sorted(path.name for path in aside.iterdir()) == moved
+    assert (
+        run("dedup", photos, "--model", model)["scanned"] == 14
+    )  # without --move-to it is one more
+    said = fails("dedup", photos, "--model", model, "--move-to", photos / "aside" / "..")
+    assert "is searched itself; choose another folder" in said
+
+
+def test_dry_run_names_two_files_of_one_name_apart(
+    photos: Path, model: Path, tmp_path: Path
+) -> None:
+    """Names that are no UTF-8 too: what is printed for them is not the name."""
+    raw = os.fsdecode(b"latin-\xe9.jpg")
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(photos / "copy-2.jpg", tmp_path / folder / raw)
+    planned = run("dedup", photos, "a", "b", "--model", model, "--move-to", "copies")
+    targets = [action["to"] for action in planned["actions"]]
+    assert len(set(targets)) == len(targets) == 6
+
+
 def test_dedup_leaves_what_cannot_be_moved(
     photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +499,32 @@ def test_train_as_json(drawn: Path) -> None:
     assert run("train", drawn, "--config", "s.json", "--preview", "p.png") == {"preview": "p.png"}
     said = fails("train", "--config", "s.json")
     assert said == "error: no photos given: name a folder, .tar shard or list file\n"
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_wait_asleep_unless_told_otherwise(given: str | None) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [
+            sys.executable, "-c",
+            "import os, sys; from sscd_vec.cli import main; sys.argv = ['sscd-vec', '--help']\n"
+            "try: main()\nexcept SystemExit: pass\n"
+            "print(os.environ['OMP_WAIT_POLICY'])",
+        ],
+        capture_output=True, text=True, check=True,
+        env=env if given is None else {**env, "OMP_WAIT_POLICY": given},
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == (given or "PASSIVE")
+
+
+def test_odd_metadata_is_no_remark(photos: Path, model: Path) -> None:
+    """Pillow warns about it; whoever runs a command has nothing to do about it."""
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01"  # five entries announced, none there
+    small(1).save(photos / "odd.jpg", exif=exif)
+    done = _program("dedup", str(photos), "--model", str(model))
+    assert done.returncode == 0 and done.stderr == ""
+    env = {**os.environ, "SSCD_VEC_DEBUG": "1"}
+    assert "EXIF" in _program("dedup", str(photos), "--model", str(model), env=env).stderr
 
 
 def test_errors_are_one_line_with_exit_codes(tmp_path: Path) -> None:

@@ -67,3 +67,15 @@ def test_overlapping_roots_and_single_files(tmp_path: Path) -> None:
 def test_names_that_are_no_text_can_be_shown() -> None:
     assert shown(os.fsdecode(b"/x/latin-\xe9.jpg")) == "/x/latin-\\xe9.jpg"
     assert shown("/x/ünï.jpg") == "/x/ünï.jpg"
+
+
+def test_a_folder_left_out(tmp_path: Path) -> None:
+    (tmp_path / "aside" / "below").mkdir(parents=True)
+    for name in ("a.jpg", "aside/b.jpg", "aside/below/c.jpg"):
+        (tmp_path / name).write_bytes(JPEG)
+    os.symlink(tmp_path / "aside", tmp_path / "link")
+    for folder in (tmp_path / "aside", tmp_path / "link"):
+        found = find_images([tmp_path], leave_out=folder)
+        assert [file.path.name for file in found] == ["a.jpg"]
+    inside = find_images([tmp_path / "aside" / "below"], leave_out=tmp_path / "aside")
+    assert [file.path.name for file in inside] == ["c.jpg"]  # asked for by name
