@@ -126,6 +126,8 @@ def training_report(
         return figure
     copies, others, values = (np.asarray(part, dtype=np.float64) for part in validation)
     edges = np.linspace(-0.5, 1, 61)
+    # What lies outside counts at the edge: rounding makes equal descriptors' cosine exceed 1.
+    copies, others = copies.clip(edges[0], edges[-1]), others.clip(edges[0], edges[-1])
     panels[1, 1].hist(
         others, edges, density=True, color=NONMATCH, alpha=0.65, label="nearest other"
     )

@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from sscd_vec.cli.console import INTERRUPTED, JsonOption, print_json, with_exit_codes
+from sscd_vec.cli.console import (
+    INTERRUPTED,
+    SOME_UNREADABLE,
+    JsonOption,
+    print_json,
+    with_exit_codes,
+)
 
 SKIPPED = "skipped.txt"
 
@@ -77,7 +83,7 @@ def train(
         "optimizer": optimizer,
         "learning_rate": learning_rate,
         "frozen_stages": frozen_stages,
-        "validation": str(validation) if validation else None,
+        "validation": str(validation.absolute()) if validation else None,
         "seed": seed,
     }
     changes = {name: value for name, value in given.items() if value is not None}
@@ -103,6 +109,12 @@ def _train(
     from sscd_vec.trainer import TrainConfig, Trainer
     from sscd_vec.trainer.trainer import PHOTOS
 
+    for name, value in (("--config", config), ("--out", out)):
+        if resume is not None and value is not None:
+            raise ValueError(
+                f"{name} {value} with --resume {resume}: a resumed run goes on in its own folder "
+                "with its own settings; leave it out (single settings may be given: --set, --steps)"
+            )
     source = resume or config
     before = (TrainConfig.read(source) if source else TrainConfig()).to_dict()
     recipe = before["recipe"] | changes.pop("recipe", {})
@@ -136,6 +148,9 @@ def _train(
         raise typer.Exit(INTERRUPTED)
     if not as_json:
         typer.echo(f"wrote {folder}: Encoder.from_pretrained({str(folder)!r})")
+    # torchrun would take this exit code of one rank for a crash.
+    if result.skipped and trainer.ranks.count == 1:
+        raise typer.Exit(SOME_UNREADABLE)
 
 
 def _parsed(assignments: list[str]) -> dict[str, Any]:

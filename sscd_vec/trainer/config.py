@@ -5,9 +5,10 @@ The defaults are the paper's: ResNet-50, 512 dimensions, tau = 0.05, lambda = 30
 """
 
 import json
+import math
 import os
 import tomllib
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,6 +22,16 @@ Decoded = Literal["auto", "memory", "stream"]
 ADAMW_LEARNING_RATE = 1e-3
 ADAMW_WEIGHT_DECAY = 1e-2
 LARS_WEIGHT_DECAY = 1e-6
+
+LEAST = dict.fromkeys(
+    ("dim", "size", "batch", "inference_size", "keep", "log_every", "max_bad_steps"), 1
+) | dict.fromkeys(
+    (
+        *("entropy_weight", "learning_rate", "clip_norm", "memory_gb", "stored_size", "seed"),
+        *("chunk", "frozen_stages", "epochs", "steps", "validate_every", "checkpoint_every"),
+    ),
+    0,
+)
 
 
 @dataclass(frozen=True)
@@ -129,9 +140,14 @@ class TrainConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {allowed}")
-        for name in ("dim", "size", "batch", "inference_size", "keep", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected at least 1")
+        for setting in fields(self):
+            default = {} if setting.default is MISSING else setting.default
+            _check_type(setting.name, getattr(self, setting.name), default)
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: expected at least {least}")
+        if self.layer_decay <= 0:
+            raise ValueError(f"layer_decay={self.layer_decay}: expected above 0; 1 is uniform")
         if self.batch < 2:
             raise ValueError("batch=1 has no negatives to contrast with: use at least 2")
         if self.tau <= 0:
@@ -143,6 +159,7 @@ class TrainConfig:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a part in [0, 1)")
         if self.steps < 1 and self.epochs <= 0:
             raise ValueError(f"epochs={self.epochs}, steps={self.steps}: one must be positive")
+        _ = self.encoder  # refuses a head, features, GeM exponent or size mode it cannot have
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -186,12 +203,15 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any]) -> "TrainConfig":
-        """Build from a dictionary; an unknown name is an error that lists the known ones."""
+        """Build from a dictionary; an unknown name is an error that lists the known ones.
+
+        A value of None (JSON's ``null``) means the default.
+        """
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ValueError(f"unknown training setting {unknown}: expected among {sorted(known)}")
-        return cls(**settings)
+        return cls(**{name: value for name, value in settings.items() if value is not None})
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "TrainConfig":
@@ -207,3 +227,18 @@ class TrainConfig:
     def with_changes(self, **changes: Any) -> "TrainConfig":  # noqa: ANN401  (any field's type)
         """A copy with some settings changed, checked again."""
         return replace(self, **changes)
+
+
+def _check_type(name: str, value: object, default: object) -> None:
+    """Refuse a value of another kind than the setting's default, saying which is expected."""
+    kinds: dict[type, tuple[str, tuple[type, ...]]] = {
+        bool: ("true or false", (bool,)),
+        int: ("a whole number", (int,)),
+        float: ("a finite number", (int, float)),
+        str: ("text", (str,)),
+        dict: ("fields of a Recipe by name", (dict,)),
+    }
+    words, allowed = kinds[type(default)]
+    fits = isinstance(value, allowed) and isinstance(value, bool) == isinstance(default, bool)
+    if not fits or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"{name}={value!r}: expected {words}, such as {default!r}")

@@ -94,9 +94,15 @@ def hold_out(photos: Sequence[Photo], part: float, most: int) -> tuple[list[Phot
 
 
 def _walk(folder: Path) -> list[Photo]:
-    """Images below ``folder`` and tar shards directly in it."""
+    """Images and tar shards below ``folder``, links followed, no folder entered twice."""
     found: list[Photo] = []
+    entered: set[str] = set()
     for root, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in entered:  # a link to a folder above, or two links to one
+            folders.clear()
+            continue
+        entered.add(real)
         folders.sort()
         for name in sorted(names):
             path = Path(root, name)

@@ -6,7 +6,7 @@ are summed back: gradients through the gather. Parameter gradients are then summ
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -37,6 +37,9 @@ class Ranks:
         """Join the group ``torchrun`` describes, or be alone."""
         if "WORLD_SIZE" not in os.environ and not dist.is_initialized():
             return cls()
+        if device_type == "cuda" and "LOCAL_RANK" in os.environ:
+            # "cuda" alone is the first GPU on every rank otherwise, and NCCL refuses to share it.
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
         local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
@@ -82,6 +85,14 @@ class Ranks:
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
         flag = torch.tensor(int(happened), device=device)
         return bool(self.sum(flag))
+
+    def merged(self, listed: Mapping[str, str]) -> dict[str, str]:
+        """Every rank's entries together, on every rank."""
+        if self.count == 1:
+            return dict(listed)
+        parts: list[dict[str, str]] = [{} for _ in range(self.count)]
+        dist.all_gather_object(parts, dict(listed))
+        return {name: reason for part in parts for name, reason in part.items()}
 
     def wait(self) -> None:
         """Until every rank is here."""

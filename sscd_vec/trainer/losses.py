@@ -113,18 +113,30 @@ def backward(
     encoded = []
     with torch.no_grad(), _running_statistics_kept(model.trained):
         for part in chunks:
-            states.append(torch.get_rng_state())
+            states.append(_random_state(part.device))
             encoded.append(describe(part, precision))
     loss, gradient = objective.gradient(torch.cat(encoded), sources, entropy_weight)
     gradients = torch.split(_scaled(gradient, scale), size)
     for part, state, dz in zip(chunks, states, gradients, strict=True):
-        torch.set_rng_state(state)  # the same dropout as in the first pass
+        _set_random_state(state, part.device)  # the same dropout as in the first pass
         torch.autograd.backward(describe(part, precision), dz)
     return loss
 
 
 def _scaled(gradient: Tensor, scale: Callable[[Tensor], Tensor] | None) -> Tensor:
     return gradient if scale is None else scale(gradient)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """The state of the generator that dropout on ``device`` draws from."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(state: Tensor, device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
 
 
 @contextlib.contextmanager

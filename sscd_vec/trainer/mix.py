@@ -1,7 +1,8 @@
-"""Mixup and cutmix per view, with the sources that make the losses see both.
+"""Mixup, cutmix and paste per view, with the sources that make the losses see both.
 
-mixup (Zhang et al. 2018): ``gamma a + (1 - gamma) b``. cutmix (Yun et al. 2019): a rectangle of
-b, of ``1 - gamma`` of the area, pasted into a at the same place. A mixed view has two sources.
+mixup (Zhang et al. 2018): ``gamma a + (1 - gamma) b``. cutmix (Yun et al. 2019): a square of
+b, of ``1 - gamma`` of the area, put into a at the same place. paste: all of b, shrunk into that
+square. A mixed view has two sources.
 """
 
 from typing import NamedTuple
@@ -10,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (the field's name for it)
 
-from sscd_vec.trainer.recipe import CUTMIX, MIXUP, NO_MIX, Choices
+from sscd_vec.trainer.recipe import MIXUP, NO_MIX, PASTE, Choices
 
 
 class Batch(NamedTuple):
@@ -51,10 +53,9 @@ def mix(
             images[i] = gamma * views[rows[i]] + (1 - gamma) * other
         else:
             top, left, cut = cut_box(gamma, choices.cut_place[i], side)
-            images[i, :, top : top + cut, left : left + cut] = other[
-                :, top : top + cut, left : left + cut
-            ]
-    mixed = np.isin(choices.mix, (MIXUP, CUTMIX))
+            box = (slice(None), slice(top, top + cut), slice(left, left + cut))
+            images[i][box] = _shrunk(other, cut) if choices.mix[i] == PASTE else other[box]
+    mixed = choices.mix != NO_MIX
     first = sources[rows]
     second = np.where(mixed, sources[np.where(mixed, partners, 0)], first)
     return Batch(images, torch.from_numpy(np.stack([first, second], axis=1)).to(views.device))
@@ -62,6 +63,10 @@ def mix(
 
 def cut_box(gamma: float, place: npt.NDArray[np.float32], side: int) -> tuple[int, int, int]:
     """Top, left and side of the square of area ``1 - gamma`` inside the image, at ``place``."""
-    cut = round(side * (1 - gamma) ** 0.5)
+    cut = max(1, round(side * (1 - gamma) ** 0.5))
     top, left = (round(float(p) * (side - cut)) for p in place)
     return top, left, cut
+
+
+def _shrunk(view: Tensor, side: int) -> Tensor:
+    return F.interpolate(view[None], (side, side), mode="bilinear", antialias=True)[0]

@@ -21,6 +21,8 @@ FONT_ENDINGS = frozenset({".ttf", ".otf", ".ttc"})
 PICTURE_ENDINGS = frozenset({".png", ".webp", ".gif"})
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!?&@#$%.,:-+"
 LONGEST_TEXT = 16
+NO_CHARACTER = "\U0010fffe"  # never assigned: every font shows its sign for "missing"
+FONT_TRIES = 4
 SMALLEST_SPRITE = 4
 LARGEST_SPRITE = 512
 
@@ -62,13 +64,14 @@ class Overlays:
         length = int(random.integers(1, LONGEST_TEXT + 1))
         string = "".join(random.choice(list(LETTERS), length))
         colour = random.integers(0, 256, 3)
-        # A font that lacks every one of these letters renders nothing: try a few others.
-        for _ in range(4):
+        # A third of augly's fonts are for other scripts and show these letters as boxes.
+        for _ in range(FONT_TRIES):
             font = str(self.fonts[random.integers(len(self.fonts))]) if self.fonts else ""
             mask = _write(font, size, string)
             if mask is not None:
                 return _tinted(mask, colour)
-        return _tinted(np.ones((size, size), dtype=np.float32), colour)
+        mask = _write("", size, string)
+        return _tinted(np.ones((size, size), np.float32) if mask is None else mask, colour)
 
     def emoji(self, seed: int, size: int) -> Sprite:
         """A random emoji, ``size`` pixels high."""
@@ -109,10 +112,26 @@ def _font(path: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont 
         return None
 
 
+@functools.lru_cache(maxsize=1024)
+def _letters(path: str) -> frozenset[str]:
+    """Those of ``LETTERS`` that a font has a picture of, other than its sign for "missing"."""
+    font = _font(path, 16)
+    if not path or not isinstance(font, ImageFont.FreeTypeFont):
+        return frozenset(LETTERS)
+
+    def drawn(letter: str) -> tuple[tuple[int, int], bytes]:
+        mask = font.getmask(letter)
+        return mask.size, bytes(mask)
+
+    missing = drawn(NO_CHARACTER)
+    shown = ((letter, drawn(letter)) for letter in LETTERS)
+    return frozenset(letter for letter, look in shown if look != missing and any(look[1]))
+
+
 def _write(font_path: str, size: int, string: str) -> npt.NDArray[np.float32] | None:
     """The string's coverage (h, w), or None if the font cannot show it."""
     font = _font(font_path, size)
-    if font is None:
+    if font is None or not _letters(font_path).issuperset(string):
         return None
     left, top, right, bottom = (int(edge) for edge in font.getbbox(string))
     width, height = right - left, bottom - top

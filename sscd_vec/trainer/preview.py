@@ -23,11 +23,16 @@ def write_preview(trainer: Trainer, photos: PathLike | Iterable[PathLike], path:
         trainer: Its settings are shown.
         photos: Folder, tar shard, list file, or several.
         path: Image file to write.
+
+    Raises:
+        ValueError: Fewer than two of the photos looked at can be read.
     """
     chosen = find_photos(photos)
     spread = np.linspace(0, len(chosen) - 1, min(len(chosen), PHOTOS)).astype(int)
     pixels = trainer.decode([chosen[i] for i in spread])
     count = len(pixels)
+    if count < 2:
+        raise ValueError(f"a preview needs 2 photos: {count} of {len(chosen)} could be read")
     shown = Trainer(trainer.config.with_changes(batch=count), device="cpu")
     views = shown.batches(pixels)(0).images
     pairs = torch.cat([views[:count], views[count:]], dim=3)  # (n, 3, s, 2 s)

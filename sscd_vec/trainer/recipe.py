@@ -25,7 +25,19 @@ from sscd_vec.trainer.config import AugmentationSet
 CROP_TRIES = 10
 BLUR_SIZE = 224  # blur sigmas are pixels at this image size, and scale with the training size
 
-NO_MIX, MIXUP, CUTMIX = 0, 1, 2
+NO_MIX, MIXUP, CUTMIX, PASTE = range(4)
+
+# What is no part of 1.
+LIMITS = {
+    "crop_area": (1e-4, 1.0),
+    "crop_ratio": (1e-2, 1e2),
+    "brightness": (0.0, 10.0),
+    "contrast": (0.0, 10.0),
+    "saturation": (0.0, 10.0),
+    "blur_sigma": (0.0, 100.0),
+    "jpeg_quality": (0.0, 100.0),
+    "mix_alpha": (1e-3, 1e3),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class Recipe:
         jpeg_quality: Its quality.
         mixup: Probability of mixup.
         cutmix: Probability of cutmix.
+        paste: Probability that another view, whole but smaller, is pasted into this one. Not in the
+            paper's sets; it teaches copies that are a small part of a picture.
         mix_alpha: gamma ~ Beta(alpha, alpha), the part kept of the view itself.
     """
 
@@ -82,7 +96,29 @@ class Recipe:
     jpeg_quality: tuple[int, int] = (0, 100)
     mixup: float = 0.0
     cutmix: float = 0.0
+    paste: float = 0.0
     mix_alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse a probability or a range that cannot be drawn from, naming it."""
+        for setting in fields(self):
+            name, value = setting.name, getattr(self, setting.name)
+            low, high = LIMITS.get(name, (0.0, 1.0))
+            is_range = isinstance(setting.default, tuple)
+            ends = value if is_range and isinstance(value, tuple) else (value,)
+            kinds = int if name == "jpeg_quality" else int | float
+            numbers = all(isinstance(end, kinds) and low <= end <= high for end in ends)
+            if not numbers or len(ends) != 1 + is_range or ends[0] > ends[-1]:
+                what = "two numbers, the smaller first," if is_range else "a number"
+                raise ValueError(
+                    f"recipe.{name}={value!r}: expected {what} between {low:g} and {high:g}"
+                )
+        mixed = self.mixup + self.cutmix + self.paste
+        if mixed > 1:
+            raise ValueError(
+                f"recipe: mixup + cutmix + paste = {mixed:g}, but a view is mixed once: expected "
+                "at most 1"
+            )
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Recipe":
         """A copy with some fields changed; lists become tuples, unknown names are refused."""
@@ -132,10 +168,10 @@ class Choices:
         emoji: (n,) seed of the picture; -1 is off.
         overlay: (n, 2, 4) for text and emoji: size, opacity, place x and y from 0 to 1.
         jpeg: (n,) quality; -1 is off.
-        mix: (n,) ``NO_MIX``, ``MIXUP`` or ``CUTMIX``.
+        mix: (n,) ``NO_MIX``, ``MIXUP``, ``CUTMIX`` or ``PASTE``.
         gamma: (n,) part kept of the view itself.
         partner: (n,) the other view, a row of these choices.
-        cut_place: (n, 2) where cutmix pastes, 0 to 1.
+        cut_place: (n, 2) where cutmix and paste put the other view, 0 to 1.
     """
 
     flip: Ints
@@ -230,8 +266,10 @@ def draw(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
             random.integers(recipe.jpeg_quality[0], recipe.jpeg_quality[1] + 1, count),
             -1,
         ),
-        mix=np.where(
-            mixed < recipe.mixup, MIXUP, np.where(mixed < recipe.mixup + recipe.cutmix, CUTMIX, 0)
+        mix=np.select(
+            [mixed < edge for edge in np.cumsum([recipe.mixup, recipe.cutmix, recipe.paste])],
+            [MIXUP, CUTMIX, PASTE],
+            NO_MIX,
         ),
         gamma=random.beta(recipe.mix_alpha, recipe.mix_alpha, count).astype(np.float32),
         partner=(np.arange(count) + random.integers(1, max(count, 2), count)) % count,

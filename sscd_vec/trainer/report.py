@@ -5,7 +5,10 @@ import html
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from sscd_vec.plots import save, training_report
 from sscd_vec.trainer.checkpoint import write_atomically
@@ -14,6 +17,11 @@ from sscd_vec.trainer.journal import METRICS, read_metrics
 from sscd_vec.trainer.validation import Score
 
 log = logging.getLogger(__name__)
+
+VALIDATION = "validation.npz"  # the last validation's cosines and spectrum, for a resumed run
+
+Values: TypeAlias = npt.NDArray[np.float32]
+Distributions: TypeAlias = tuple[Values, Values, Values]
 
 PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Training run</title>
@@ -38,12 +46,13 @@ def write_report(out: Path, config: TrainConfig, score: Score | None) -> None:
     Args:
         out: The run's folder.
         config: Its settings.
-        score: The last validation, for histograms and spectrum.
+        score: The last validation, for histograms and spectrum; None takes the one that an
+            earlier report of this run showed.
     """
     metrics = read_metrics(out / METRICS)
     if not any("total" in line for line in metrics):
         return
-    picture = _draw(out / "report.png", metrics, score)
+    picture = _draw(out / "report.png", metrics, _distributions(out / VALIDATION, score))
     embedded = base64.b64encode(picture.read_bytes()).decode() if picture else ""
     page = PAGE.format(
         words="".join(
@@ -81,9 +90,26 @@ def summary(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return said
 
 
-def _draw(path: Path, metrics: Sequence[Mapping[str, Any]], score: Score | None) -> Path | None:
+def _distributions(path: Path, score: Score | None) -> Distributions | None:
+    """Cosines of copies, of the nearest others, and the spectrum: kept in ``path``."""
+    if score is None:
+        if not path.exists():
+            return None
+        with np.load(path) as saved:
+            return saved["copies"], saved["others"], saved["spectrum"]
+
+    def write(partial: Path) -> None:
+        with open(partial, "wb") as file:
+            np.savez(file, copies=score.copies, others=score.others, spectrum=score.spectrum)
+
+    write_atomically(path, write)
+    return score.copies, score.others, score.spectrum
+
+
+def _draw(
+    path: Path, metrics: Sequence[Mapping[str, Any]], shown: Distributions | None
+) -> Path | None:
     """Draw the curves, if matplotlib is installed."""
-    shown = (score.copies, score.others, score.spectrum) if score is not None else None
     try:
         save(training_report(metrics, shown), path)
     except ImportError:

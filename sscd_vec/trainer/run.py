@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sscd_vec.encoder.checkpoint import write_pretrained
@@ -153,9 +154,19 @@ class Run:
             self.model.load_state_dict(current)
 
     def export(self, out: Path) -> None:
-        """Write the folder ``Encoder.from_pretrained`` reads."""
+        """Write the folder ``Encoder.from_pretrained`` reads.
+
+        Raises:
+            OSError: It cannot be written; an earlier one and the last checkpoint stay.
+        """
         weights = self._average.weights if self._average is not None else self.model.state_dict()
-        write_pretrained(out, self.model.config, {n: t.cpu() for n, t in weights.items()})
+        try:
+            write_pretrained(out, self.model.config, {n: t.cpu() for n, t in weights.items()})
+        except (OSError, SafetensorError) as error:
+            raise OSError(
+                f"the encoder cannot be written to {out} ({error}). The last good checkpoint "
+                "stays: make room, then resume"
+            ) from error
 
     def state(self) -> dict[str, Any]:
         """Everything needed to continue."""

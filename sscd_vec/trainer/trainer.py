@@ -20,6 +20,7 @@ from sscd_vec.trainer.checkpoint import Checkpoints, write_json
 from sscd_vec.trainer.config import TrainConfig
 from sscd_vec.trainer.data import PathLike, Photo, find_photos, hold_out
 from sscd_vec.trainer.distributed import Ranks
+from sscd_vec.trainer.health import TrainingDiverged
 from sscd_vec.trainer.interruption import Interruption
 from sscd_vec.trainer.journal import Journal, write_skipped
 from sscd_vec.trainer.mix import Batch
@@ -100,7 +101,10 @@ class Trainer:
         places = [photos] if isinstance(photos, str | os.PathLike) else list(photos)
         checkpoints = Checkpoints(out, config.keep)
         if checkpoints.files() and not resume:
-            raise FileExistsError(f"{out} holds a run: resume it, or choose another folder")
+            raise FileExistsError(
+                f"{out} holds a run: resume it (--resume {out}, fit(..., resume=True)), or choose "
+                "another folder"
+            )
         on_cpu = self.device.type == "cpu"
         with (
             Display(show_progress if ranks.first else False) as display,
@@ -109,7 +113,7 @@ class Trainer:
             training, held_out = self.split(find_photos(places))
             pixels = self.decode(training, display)
             batches = self.batches(pixels)
-            steps = config.steps or round(config.epochs * batches.steps_per_epoch)
+            steps = config.steps or max(1, round(config.epochs * batches.steps_per_epoch))
             run = Run(config, self.device, ranks, steps)
             if resume and (saved := checkpoints.load_newest()) is not None:
                 run.load(saved)
@@ -118,18 +122,25 @@ class Trainer:
                 out.mkdir(parents=True, exist_ok=True)
                 write_json(out / SETTINGS, config.to_dict())
                 write_json(out / PHOTOS, [str(Path(place).absolute()) for place in places])
-            validation = self._validation(held_out, pixels) if ranks.first else None
-            with Journal(out, run.step, ranks.first) as journal, Interruption() as interruption:
-                self._loop(
-                    run, batches, steps, validation, journal, checkpoints, interruption, display
-                )
+            held = MemoryPixels(held_out if ranks.first else [], config.pixels)
+            validation = self._validation(held, pixels) if ranks.first else None
+            try:
+                with Journal(out, run.step, ranks.first) as journal, Interruption() as interruption:
+                    self._loop(
+                        run, batches, steps, validation, journal, checkpoints, interruption, display
+                    )
+            except TrainingDiverged:
+                if ranks.first:
+                    write_report(out, config, run.score)
+                raise
+            skipped = ranks.merged(pixels.skipped | held.skipped)
             if ranks.first:
-                write_skipped(out, pixels.skipped)
+                write_skipped(out, skipped)
                 if run.best is None:
                     run.export(out)
                 write_report(out, config, run.score)
             ranks.wait()
-        return Result(out, run.step, run.step >= steps, run.best, len(pixels.skipped))
+        return Result(out, run.step, run.step >= steps, run.best, len(skipped))
 
     def _loop(
         self,
@@ -162,7 +173,8 @@ class Trainer:
             if ranks.first and (run.step % checkpoint_every == 0 or last or interrupted):
                 checkpoints.save(run.step, run.state())
             if interrupted:
-                log.info("interrupted after step %d; saved", run.step)
+                if ranks.first:
+                    log.info("interrupted after step %d; saved", run.step)
                 return
 
     def split(self, photos: list[Photo]) -> tuple[list[Photo], list[Photo]]:
@@ -193,12 +205,17 @@ class Trainer:
             str(self.device),
         )
 
-    def _validation(self, photos: list[Photo], background: PixelSource) -> Validation | None:
+    def _validation(self, photos: PixelSource, background: PixelSource) -> Validation | None:
         if len(photos) < FEWEST_PHOTOS:
-            log.warning("no validation: %d photos held out, %d needed", len(photos), FEWEST_PHOTOS)
+            log.warning(
+                "no validation, and so the last weights are written, not the best: it needs %d "
+                "readable photos and has %d. Raise holdout (now %g) or name others as validation",
+                FEWEST_PHOTOS,
+                len(photos),
+                self.config.holdout,
+            )
             return None
-        pixels = MemoryPixels(photos, self.config.pixels)
-        return Validation(pixels, background, self.config.size, self.overlays)
+        return Validation(photos, background, self.config.size, self.overlays)
 
     def _ahead(self, batches: Batches, steps: range) -> Iterator[tuple[int, Batch]]:
         """Batches in order, the next one made while this one is trained on, where that helps.

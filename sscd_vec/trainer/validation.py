@@ -29,6 +29,9 @@ MOST_BACKGROUND = 4000
 NEIGHBOURS = 10
 ROWS_PER_DIMENSION = 10
 ENCODE_AT_ONCE = 64
+# Unit descriptors in float32: what varies less than this is rounding, and cannot be whitened.
+NO_SPREAD = 1e-6
+FLAT = 1e-4
 SEED = 20220221  # the edits are the same in every run, whatever its seed
 # Milder than training in colour, harder in what real copies are rich in: overlays, partial copies,
 # turns and compression.
@@ -120,26 +123,30 @@ class Validation:
         self._background = squares(background.take(spread.astype(np.int64)).pixels, size)
 
     def __call__(self, model: SSCDModel) -> Score:
-        """Measure a model."""
+        """Measure a model; one collapsed to a point is measured by its raw cosines."""
         queries = encode(model, self.queries)
         references = encode(model, self.references)
         background = encode(model, self._background)
-        # Few rows know the small variances badly: shrink them then.
-        enough = len(background) >= ROWS_PER_DIMENSION * background.shape[1]
-        normalizer = Normalizer.fit(background, eps=0.0 if enough else "oas")
-        normalized = normalizer.queries(queries) @ normalizer.references(references).T
+        centred = background - background.mean(axis=0, dtype=np.float64)
+        spectrum = np.linalg.svd(centred / len(centred) ** 0.5, compute_uv=False)
         raw = queries @ references.T
+        normalized = raw
+        if spectrum[0] > NO_SPREAD:
+            # Few rows, or a collapse to few dimensions, leave small variances: shrink them then.
+            enough = len(background) >= ROWS_PER_DIMENSION * background.shape[1]
+            full = spectrum[-1] > FLAT * spectrum[0]
+            normalizer = Normalizer.fit(background, eps=0.0 if enough and full else "oas")
+            normalized = normalizer.queries(queries) @ normalizer.references(references).T
         summary = evaluate(_best(normalized), self.truth)
         true = np.zeros(raw.shape, dtype=bool)
         true[self.truth.query_ids.astype(int), self.truth.reference_ids.astype(int)] = True
-        centred = background - background.mean(axis=0)
         return Score(
             micro_ap=summary.micro_ap,
             micro_ap_raw=evaluate(_best(raw), self.truth).micro_ap,
             recall_at_p90=summary.recall_at_p90,
             copies=raw[true],
             others=np.where(true, -2, raw).max(axis=1),
-            spectrum=np.linalg.svd(centred / len(centred) ** 0.5, compute_uv=False),
+            spectrum=spectrum.astype(np.float32),
         )
 
 

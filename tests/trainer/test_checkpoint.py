@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
+from sscd_vec.encoder import checkpoint as encoder_checkpoint
 from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.trainer import Result, TrainConfig, Trainer
 from sscd_vec.trainer.checkpoint import Checkpoints
@@ -192,6 +194,24 @@ def test_a_full_disk_keeps_the_last_good_one(
     assert [f.name for f in checkpoints.folder.iterdir()] == ["step-00000001.pt"]
     newest = checkpoints.load_newest()
     assert newest is not None and newest["step"] == 1
+
+
+def test_a_disk_too_full_for_the_encoder_stops_in_words_and_resumes(
+    photos: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = reference_run(photos, uninterrupted)
+
+    def full(*arguments: object, **options: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(encoder_checkpoint, "save_file", full)
+        with pytest.raises(OSError, match=r"No space left.*last good checkpoint stays"):
+            fit(photos, tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert fit(photos, tmp_path, resume=True).finished
+    assert_same(final(tmp_path), expected)
+    assert_same(read_checkpoint(tmp_path)[1], read_checkpoint(uninterrupted)[1], "weights")
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(

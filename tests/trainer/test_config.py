@@ -45,6 +45,25 @@ def test_toml_json_and_run_folder_read_back(tmp_path: Path) -> None:
         ("warmup", 1.0),
         ("ema", 1.0),
         ("dim", 0),
+        ("batch", "many"),
+        ("batch", 8.5),
+        ("seed", -1),
+        ("tau", float("nan")),
+        ("epochs", float("inf")),
+        ("entropy_weight", -1.0),
+        ("chunk", -1),
+        ("frozen_stages", -1),
+        ("learning_rate", -0.1),
+        ("layer_decay", 0.0),
+        ("max_bad_steps", 0),
+        ("frozen_batch_norm", "yes"),
+        ("compile", 1),
+        ("dim", True),
+        ("trunk", 50),
+        ("head", "conv"),
+        ("size_mode", "crop"),
+        ("gem_p", 0.0),
+        ("recipe", "jpeg"),
     ],
 )
 def test_bad_settings_are_named(setting: str, value: object) -> None:
@@ -57,3 +76,8 @@ def test_unknown_setting_lists_the_known_ones(tmp_path: Path) -> None:
         TrainConfig.from_dict({"lamda": 30})
     with pytest.raises(FileNotFoundError, match="no training settings"):
         TrainConfig.read(tmp_path / "absent.toml")
+
+
+def test_whole_numbers_do_for_fractions_and_null_for_the_default() -> None:
+    config = TrainConfig.from_dict({"entropy_weight": 8, "init_from": None, "recipe": {"jpeg": 1}})
+    assert (config.entropy_weight, config.init_from) == (8, "")

@@ -99,3 +99,13 @@ def test_hold_out_is_disjoint_and_complete(tmp_path: Path) -> None:
     assert set(kept) | set(held) == set(photos)
     assert len(hold_out(photos, 0.5, most=3)[1]) == 3
     assert hold_out(photos, 0.0, most=3) == (photos, [])
+
+
+def test_links_are_followed_once(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos" / "a", 2)
+    elsewhere = write_folder(tmp_path / "elsewhere", 1, first=7)
+    (tmp_path / "photos" / "a" / "back").symlink_to(tmp_path / "photos")
+    (tmp_path / "photos" / "linked").symlink_to(elsewhere)
+    (tmp_path / "photos" / "linked again").symlink_to(elsewhere)
+    names = [Path(p.path).name for p in find_photos(tmp_path / "photos")]
+    assert sorted(names) == ["00000.png", "00001.png", "00007.png"]

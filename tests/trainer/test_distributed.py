@@ -61,6 +61,7 @@ def run_as_rank(out: str) -> None:
     outcomes = {name: train_once(ranks, frozen, chunk) for name, frozen, chunk in CASES}
     assert ranks.any(ranks.rank == 1), "what happens on one rank is known to all"
     assert not ranks.any(False)
+    assert ranks.merged({f"{ranks.rank}.jpg": "bad"}) == {"0.jpg": "bad", "1.jpg": "bad"}
     if ranks.first:
         torch.save({name: vars(outcome) for name, outcome in outcomes.items()}, out)
     ranks.wait()
@@ -117,3 +118,16 @@ def test_two_processes_equal_one(
         assert worst <= 1e-5 * largest, (parameter, worst)
     for buffer, statistic in alone.statistics.items():
         torch.testing.assert_close(both.statistics[buffer], statistic, rtol=1e-5, atol=1e-6)
+
+
+def test_every_rank_works_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(torch.cuda, "set_device", said.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", said.append)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 7)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    assert Ranks.join("cuda") == Ranks(rank=7, count=8, local=3)
+    assert said == [3, "nccl"], "the GPU is chosen before the group is made"
+    assert Ranks().merged({"a.jpg": "bad"}) == {"a.jpg": "bad"}

@@ -137,3 +137,22 @@ def test_too_many_frozen_stages_are_refused() -> None:
     SplitModel(model, frozen_stages=3)
     with pytest.raises(ValueError, match="0 to 3"):
         SplitModel(model, frozen_stages=4)
+
+
+def test_both_passes_over_a_chunk_drop_the_same(split: SplitModel) -> None:
+    from sscd_vec.kernels import reference
+
+    trunk = split.trained.trunk
+    assert isinstance(trunk, nn.Sequential)
+    trunk.append(nn.Dropout(0.5))
+    split.training_mode(frozen_batch_norm=True)
+    images = torch.randn(8, 3, 24, 24)
+    torch.manual_seed(3)
+    _, cached = run(split, images, chunk=4)
+    torch.manual_seed(3)
+    z = torch.cat([split(part) for part in torch.split(images, 4)])
+    torch.autograd.backward(reference.sscd_loss(z, SOURCES, 0.05, 5.0).total)
+    expected = gradients(split)
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for name, gradient in expected.items():
+        assert float((cached[name] - gradient).abs().max()) <= 1e-5 * largest, name

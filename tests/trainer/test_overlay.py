@@ -1,8 +1,12 @@
+import importlib.util
+import shutil
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
+from PIL import ImageFont
 
 from sscd_vec.trainer import overlay
 from sscd_vec.trainer.augment import augment
@@ -71,3 +75,57 @@ def test_overlays_change_only_part_of_the_view(kind: str) -> None:
     changed = ((before - after).abs().amax(dim=1) > 0.02).float().mean(dim=(1, 2))
     assert (changed > 0).float().mean() > 0.8
     assert changed.mean() < 0.5
+
+
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+def test_a_font_without_these_letters_is_passed_over(tmp_path: Path) -> None:
+    symbols = tmp_path / "symbols"
+    symbols.mkdir()
+    shutil.copy(FONTS / "DejaVuSansDisplay.ttf", symbols)
+    only_symbols = Overlays.find(fonts=str(symbols))
+    for seed in range(5):
+        assert np.array_equal(only_symbols.text(seed, 20), Overlays().text(seed, 20))
+    letters = tmp_path / "letters"
+    letters.mkdir()
+    shutil.copy(FONTS / "DejaVuSerif.ttf", letters)
+    shown = Overlays.find(fonts=str(letters)).text(1, 20)
+    assert not np.array_equal(shown, Overlays().text(1, 20)), "a font with letters is used"
+
+
+def test_a_row_of_boxes_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    font = str(shutil.copy(FONTS / "DejaVuSans.ttf", tmp_path))
+    assert any(bytes(ImageFont.truetype(font, 20).getmask("漢"))), "a box, not nothing"
+    monkeypatch.setattr(overlay, "LETTERS", "AB漢字")
+    assert overlay._write(font, 20, "AB") is not None
+    assert overlay._write(font, 20, "A漢") is None
+
+
+def test_auglys_files_are_found_and_its_code_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assets = tmp_path / "augly" / "assets"
+    for folder in ("fonts", "twemojis/smileys"):
+        (assets / folder).mkdir(parents=True)
+    (tmp_path / "augly" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    shutil.copy(FONTS / "DejaVuSans.ttf", assets / "fonts")
+    (assets / "twemojis" / "smileys" / "a.png").write_bytes(encoded(photo(1)))
+    monkeypatch.syspath_prepend(tmp_path)
+    found = Overlays.find()
+    assert [file.name for file in found.fonts + found.pictures] == ["DejaVuSans.ttf", "a.png"]
+    assert all(tmp_path in file.parents for file in found.fonts + found.pictures)
+
+
+def test_without_augly_fonts_are_matplotlibs_and_stickers_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+    absent = {"augly"}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in absent else find(name)
+    )
+    found = Overlays.find()
+    assert {file.parent for file in found.fonts} == {FONTS} and not found.pictures
+    absent.add("matplotlib")
+    assert Overlays.find() == Overlays()

@@ -6,6 +6,7 @@ from sscd_vec.trainer.recipe import (
     ADVANCED_MIXUP,
     CUTMIX,
     MIXUP,
+    PASTE,
     RECIPES,
     SIMCLR,
     STRONG_BLUR,
@@ -52,6 +53,14 @@ def test_mixing_probabilities_and_gamma(choices: Choices) -> None:
     assert choices.gamma.mean() == pytest.approx(0.5, abs=5 * (0.05 / COUNT) ** 0.5)
     assert choices.gamma.var() == pytest.approx(0.05, rel=0.03)
     assert (choices.partner != np.arange(COUNT)).all(), "nobody is its own partner"
+
+
+def test_paste_is_apart_from_the_papers_mixing() -> None:
+    assert all(recipe.paste == 0 for recipe in RECIPES.values())
+    drawn = draw(ADVANCED_MIXUP.with_changes({"paste": 0.1}), COUNT, generator(0, 0)).mix
+    for kind, probability in ((MIXUP, 0.025), (CUTMIX, 0.025), (PASTE, 0.1)):
+        spread = (probability * (1 - probability) / COUNT) ** 0.5
+        assert abs(np.mean(drawn == kind) - probability) < 5 * spread
 
 
 def test_jitter_probability_ranges_and_orders(choices: Choices) -> None:
@@ -107,3 +116,29 @@ def test_overrides_take_lists_and_refuse_unknown_names() -> None:
     assert SIMCLR.with_changes({"crop_area": [0.5, 1.0]}).crop_area == (0.5, 1.0)
     with pytest.raises(ValueError, match="crop_aera"):
         SIMCLR.with_changes({"crop_aera": 1})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("jpeg", 2),
+        ("jpeg", "often"),
+        ("flip", -0.1),
+        ("emoji", float("nan")),
+        ("crop_area", [1.0, 0.5]),
+        ("crop_area", 0.5),
+        ("crop_area", [0.1, 0.5, 1.0]),
+        ("crop_ratio", [0.0, 1.0]),
+        ("jpeg_quality", [0, 400]),
+        ("jpeg_quality", [0.5, 90.5]),
+        ("mix_alpha", 0),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=rf"recipe\.{field}="):
+        SIMCLR.with_changes({field: value})
+
+
+def test_a_view_is_mixed_once() -> None:
+    with pytest.raises(ValueError, match=r"mixup \+ cutmix \+ paste = 1\.2"):
+        SIMCLR.with_changes({"mixup": 0.6, "cutmix": 0.4, "paste": 0.2})
