@@ -2,13 +2,17 @@
 
 Every step asks for the same gigabytes of activations and frees them again. By default glibc takes
 large blocks from the kernel and gives them back each time, and the kernel clears every page anew:
-a third of a step. Keeping freed memory in the process avoids that.
+a third of a step. Keeping freed memory in the process avoids that. It must be given back now and
+then all the same: what threads decode and augment meanwhile lies between the blocks of a step, and
+would leave holes that the next steps cannot fill.
 """
 
 import contextlib
 import ctypes
 import platform
 from collections.abc import Iterator
+
+from sscd_vec.encoder.memory import return_freed_memory
 
 # Names and defaults of mallopt(3).
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
@@ -34,4 +38,4 @@ def freed_memory_kept(wanted: bool = True) -> Iterator[None]:
     finally:
         for parameter, value in DEFAULTS.items():
             libc.mallopt(parameter, value)
-        libc.malloc_trim(0)
+        return_freed_memory()

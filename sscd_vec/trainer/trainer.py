@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from sscd_vec.encoder.memory import return_freed_memory
 from sscd_vec.trainer.allocator import freed_memory_kept
 from sscd_vec.trainer.batches import Batches
 from sscd_vec.trainer.checkpoint import Checkpoints, write_json
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 SETTINGS = "train.json"
 PHOTOS = "photos.json"
+STEPS_OF_KEPT_MEMORY = 50
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,8 @@ class Trainer:
             display.say(f"before training: µAP {100 * initial:.1f}")
         for step, batch in self._ahead(batches, range(run.step, steps)):
             figures = run.take_step(batch)
+            if run.step % STEPS_OF_KEPT_MEMORY == 0:
+                return_freed_memory()
             last = run.step == steps
             if validation is not None and (run.step % validate_every == 0 or last):
                 figures |= run.validate(validation, out)

@@ -9,6 +9,7 @@ import pytest
 PROGRAM = """
 import resource
 import torch
+from sscd_vec.encoder.memory import return_freed_memory
 from sscd_vec.trainer.allocator import freed_memory_kept
 
 def faults():
@@ -26,8 +27,12 @@ with freed_memory_kept():
     torch.zeros(32 << 20, dtype=torch.uint8)
     kept = faults()
     held = resident()
+    return_freed_memory()
+    between = held - resident()
+    torch.zeros(32 << 20, dtype=torch.uint8)
+    held = resident()
 released = held - resident()
-print(usual, kept, faults(), released)
+print(usual, kept, faults(), between, released)
 """
 
 
@@ -37,8 +42,9 @@ def test_large_blocks_are_reused_inside_and_returned_outside() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    usual, kept, after, released = map(int, done.stdout.split())
+    usual, kept, after, between, released = map(int, done.stdout.split())
     assert usual >= 20 * 8  # even where the kernel hands out huge pages
     assert kept < usual / 10
     assert after > usual / 2
+    assert between * 4096 > 16 << 20  # as every few steps of a run
     assert released * 4096 > 16 << 20

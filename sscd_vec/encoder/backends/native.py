@@ -1,6 +1,5 @@
 """torch itself: folded, channels_last, and fused by oneDNN on a CPU."""
 
-import ctypes
 import functools
 import threading
 import weakref
@@ -11,6 +10,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F  # noqa: N812
 
 from sscd_vec.encoder.backends.fold import can_fuse, fuse_convolutions, inference_copy
+from sscd_vec.encoder.memory import return_freed_memory
 from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.encoder.precision import Precision
 from sscd_vec.encoder.preprocess import split_pixels
@@ -48,7 +48,7 @@ class TorchBackend:
         self._cores: Workers | None = None
         self._end_cores: Callable[[], object] = lambda: None
         self._handing_out = threading.Lock()  # work must not follow the order to end
-        _return_freed_memory()
+        return_freed_memory()
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the descriptors of ``images``, on the backend's device."""
@@ -62,7 +62,7 @@ class TorchBackend:
         if images.shape[1:] != self._shape:
             # All weights and activations were of other sizes before, and left holes.
             self._shape = images.shape[1:]
-            _return_freed_memory()
+            return_freed_memory()
         return descriptors
 
     @torch.inference_mode()
@@ -113,23 +113,3 @@ class TorchBackend:
                 torch.set_num_threads(number)  # what threads that are yet to come begin with
             self._end_cores = weakref.finalize(self, self._cores.stop)
         return self._cores
-
-
-def _return_freed_memory() -> None:
-    """Give what was freed back to the system, where the C library keeps it (glibc).
-
-    It keeps freed blocks in case their sizes are asked for again, which after a change of shape
-    they are not: a few shapes later that is more memory than the network itself.
-    """
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], object] | None:
-    try:
-        trim: Callable[[int], object] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library, another system
-        return None
-    return trim
