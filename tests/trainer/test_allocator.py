@@ -43,8 +43,11 @@ def test_large_blocks_are_reused_inside_and_returned_outside() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
     usual, kept, after, between, released = map(int, done.stdout.split())
-    assert usual >= 20 * 8  # even where the kernel hands out huge pages
-    assert kept < usual / 10
-    assert after > usual / 2
+    # At least so many faults for twenty fresh blocks, even where the kernel hands out huge pages,
+    # which it may begin or cease to do at any moment.
+    fresh = 20 * 8
+    assert usual >= fresh
+    assert kept < fresh / 4
+    assert after >= fresh
     assert between * 4096 > 16 << 20  # as every few steps of a run
     assert released * 4096 > 16 << 20
