@@ -36,8 +36,8 @@ from torch import nn
 import edits_pixels
 import results
 from command_model import label, model_folder
+from memory import resident_mib
 from photos import Photo, find_photos
-from serve_load import resident
 from sscd_vec import Encoder, Normalizer
 from sscd_vec.photos import dedup
 from sscd_vec.photos.dedup_files import find_copies
@@ -239,7 +239,7 @@ class Memory:
 
     def __enter__(self) -> None:
         """Start watching."""
-        self._thread = threading.Thread(target=self._watch, args=(resident(os.getpid()),))
+        self._thread = threading.Thread(target=self._watch, args=(resident_mib(),))
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
@@ -250,7 +250,7 @@ class Memory:
 
     def _watch(self, before: float) -> None:
         while not self._done.wait(0.05):
-            self.grew = max(self.grew, resident(os.getpid()) - before)
+            self.grew = max(self.grew, resident_mib() - before)
 
 
 def _make_folder(photos: list[Photo], folder: Path) -> set[frozenset[str]]:

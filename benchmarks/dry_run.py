@@ -7,7 +7,6 @@ reports the seconds and the largest resident memory beyond what the process had 
 """
 
 import argparse
-import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ import results
 from descriptor_cache import SHARD_ROWS, Shards
 from disc_layout import DiscSet, Images
 from evaluation import Transform, evaluate_transform
+from memory import peak_mib
 from sscd_vec.normalize import ScoreNorm
 
 
@@ -70,7 +70,7 @@ def dry_run(
         zip(ids["queries"].ids[:matched], ids["references"].ids[:matched], strict=True)
     )
     disc = DiscSet(ids["references"], ids["queries"], ids["training"], truth)
-    before = _largest_memory()
+    before = peak_mib()
     start = time.perf_counter()
     rows = evaluate_transform(
         Transform("whitened"),
@@ -90,8 +90,8 @@ def dry_run(
         "best_overall": best or 0,
         "seconds": time.perf_counter() - start,
         "descriptors_gib": 4 * dim * (references + queries + training) / 2**30,
-        "peak_memory_gib": _largest_memory() / 2**30,
-        "peak_memory_beyond_start_gib": (_largest_memory() - before) / 2**30,
+        "peak_memory_gib": peak_mib() / 2**10,
+        "peak_memory_beyond_start_gib": (peak_mib() - before) / 2**10,
         "micro_ap": rows[1].summary.micro_ap,
     }
 
@@ -110,11 +110,6 @@ def _random_shards(folder: Path, count: int, dim: int, rng: np.random.Generator)
 def _numbered(letter: str, count: int) -> Images:
     ids = tuple(f"{letter}{number:06d}" for number in range(count))
     return Images(ids, ids)
-
-
-def _largest_memory() -> int:
-    """Largest resident size of this process so far, in bytes (Linux counts it in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

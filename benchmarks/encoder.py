@@ -32,6 +32,7 @@ from torch import Tensor
 from torchvision import transforms
 
 import results
+from memory import peak_mib
 from photos import Photo, find_photos
 from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, build_model
 from sscd_vec.encoder.imagenet import imagenet_model
@@ -306,25 +307,14 @@ def child_memory(model: str | None, folder: Path, images: int) -> dict[str, obje
 def peak_memory(model: str | None, folder: Path, images: int) -> dict[str, object]:
     """Largest resident size of this process, before and after encoding a folder with torch."""
     encoder = Encoder(load_model(model), device="cpu")
-    before = resident_peak()
+    before = peak_mib() * 2**20
     encoder.encode(list(walk_images(folder))[:images], show_progress=False)
-    peak = resident_peak()
+    peak = peak_mib() * 2**20
     return {
         "peak GB": round(peak / 1e9, 3),
         "peak GB with the model loaded, before encoding": round(before / 1e9, 3),
         "GB, at most": PEAK_BYTES / 1e9,
     }
-
-
-def resident_peak() -> int:
-    """Bytes this process had resident at most (Linux).
-
-    Not ``ru_maxrss``, which a child inherits from the process that started it.
-    """
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmHWM")
 
 
 def generate_photos(folder: Path, count: int, seed: int = 0) -> Path:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from memory import peak_mib, resident_mib
 from results import write
 from sscd_vec import kernels
 from sscd_vec.kernels import reference
@@ -155,21 +156,13 @@ def report_memory(name: str, rows: int) -> None:
     loss_step(kernels.sscd_loss, 64)()  # what torch sets up on first use is not the loss's
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # freed memory the allocator kept would be used again unseen
-    before = resident_mib("VmRSS")
+    before = resident_mib()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of importing torch
     start = time.perf_counter()
     step()
     seconds = time.perf_counter() - start
-    peak = resident_mib("VmHWM")
+    peak = peak_mib()
     print(peak - before, peak, seconds)
-
-
-def resident_mib(field: str) -> float:
-    """A field of this process's status, in MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {field}: memory is measured on Linux only")
 
 
 def cpu_loss(rows: int, rounds: int) -> dict[str, object]:

@@ -1,7 +1,7 @@
-"""Write the README's tables from ``benchmarks/results/*.json``.
+"""Write the tables of README and docs from ``benchmarks/results/*.json``.
 
-    python benchmarks/readme_tables.py            # rewrite README.md
-    python benchmarks/readme_tables.py --check    # say whether it agrees, change nothing
+    python benchmarks/readme_tables.py            # rewrite README.md and docs/*.md
+    python benchmarks/readme_tables.py --check    # say whether they agree, change nothing
 
 A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->`` and is made from
 ``results/NAME.json``; ``<!-- table:NAME part.of.it -->`` takes a part of its figures, and
@@ -30,23 +30,28 @@ BLOCK = re.compile(rf"({OPENING}\n)(?P<body>.*?)(?P<closing><!-- /table -->)", r
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Make the README's tables from the results.")
+    parser = argparse.ArgumentParser(description="Make the tables of README and docs from results.")
     parser.add_argument("--check", action="store_true", help="only say whether they agree")
-    parser.add_argument("--readme", type=Path, default=README)
+    parser.add_argument("--page", type=Path, nargs="+", default=pages(), help="all by default")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    old = options.readme.read_text()
-    new = rewritten(old, options.results)
-    names = ", ".join(match["name"] for match in BLOCK.finditer(old)) or "none"
-    if options.check:
-        if new != old:
-            sys.exit(f"{options.readme.name} differs from the results: run {Path(__file__).name}")
-        print(f"{options.readme.name} agrees with the results (tables: {names})")
-        return
-    partial = options.readme.with_name(options.readme.name + ".tmp")
-    partial.write_text(new)
-    os.replace(partial, options.readme)
-    print(f"{options.readme.name}: wrote {names}")
+    for page in options.page:
+        old = page.read_text()
+        new = rewritten(old, options.results)
+        if new == old:
+            continue
+        if options.check:
+            sys.exit(f"{page.name} differs from the results: run {Path(__file__).name}")
+        partial = page.with_name(page.name + ".tmp")
+        partial.write_text(new)
+        os.replace(partial, page)
+        print(f"{page.name}: rewritten")
+
+
+def pages() -> list[Path]:
+    """The pages of the project that hold tables."""
+    every = [README, *sorted(README.parent.glob("docs/*.md"))]
+    return [page for page in every if "\n<!-- table:" in page.read_text()]
 
 
 def rewritten(text: str, folder: Path = RESULTS) -> str:

@@ -19,7 +19,6 @@ own for both, and the adapter without it (``transform apart``) for adding.
 """
 
 import argparse
-import resource
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from numpy.typing import NDArray
 from pymilvus import MilvusClient
 
 import results
+from memory import peak_mib, resident_mib
 from milvus_server import running
 from sscd_vec.adapters.arguments import Batch
 from sscd_vec.adapters.faiss import FaissIndex
@@ -320,15 +320,14 @@ def _wait_until_indexed(index: MilvusCollection, rows: int) -> None:
 def build(rows: int) -> None:
     """Build from a stream and save, in this process; print the memory it took and the time."""
     rules = Normalizer.fit(descriptors(BACKGROUND, 1))
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+    before = resident_mib()
     begin = time.perf_counter()
     index = FaissIndex(rules)
     index.add_batches(stream(rows))
     with tempfile.TemporaryDirectory() as folder:
         index.save(Path(folder) / "index.faiss")
     seconds = time.perf_counter() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    print(before, peak, round(seconds))
+    print(round(before), round(peak_mib()), round(seconds))
 
 
 def build_apart(rows: int) -> Figures:

@@ -23,6 +23,7 @@ import numpy as np
 
 import results
 from command_model import default_model, label, open_encoder
+from memory import resident_mib
 from sscd_vec.cli.pictures import EDITS, draw
 
 PICTURES = 48
@@ -92,7 +93,7 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
 
     async def watch() -> None:
         while time.monotonic() < stop:
-            memory.append(resident(pid))
+            memory.append(resident_mib(pid))
             await asyncio.sleep(1)
 
     await asyncio.gather(watch(), *(client(number) for number in range(clients)))
@@ -118,12 +119,6 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
             "second_half_max": round(max(memory[half:])),
         },
     }
-
-
-def resident(pid: int) -> float:
-    """Resident memory of a process in MiB."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _address(server: "subprocess.Popen[str]") -> str:

@@ -12,18 +12,10 @@ def put(folder: Path, name: str, figures: object) -> None:
     (folder / f"{name}.json").write_text(json.dumps({**RECORD, "figures": figures}))
 
 
-PAGES = [
-    page
-    for page in (readme_tables.README, *readme_tables.README.parent.glob("docs/*.md"))
-    if "\n<!-- table:" in page.read_text()
-]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", readme_tables.pages(), ids=lambda page: page.name)
 def test_every_page_agrees_with_the_results(page: Path) -> None:
     text = page.read_text()
-    again = f"run python benchmarks/readme_tables.py --readme {page.name}"
-    assert readme_tables.rewritten(text) == text, again
+    assert readme_tables.rewritten(text) == text, "run python benchmarks/readme_tables.py"
 
 
 def test_blocks_are_rewritten_and_nothing_else(tmp_path: Path) -> None:
@@ -31,15 +23,15 @@ def test_blocks_are_rewritten_and_nothing_else(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- table:speed -->\nold\n<!-- /table -->\nafter\n")
     with pytest.raises(SystemExit, match="differs"):
-        readme_tables.main(["--check", "--readme", str(readme), "--results", str(tmp_path)])
-    readme_tables.main(["--readme", str(readme), "--results", str(tmp_path)])
+        readme_tables.main(["--check", "--page", str(readme), "--results", str(tmp_path)])
+    readme_tables.main(["--page", str(readme), "--results", str(tmp_path)])
     assert readme.read_text() == (
         "before\n<!-- table:speed -->\n"
         "| what | ratio |\n| --- | ---: |\n| decode | 2.35 |\n| add | 1 |\n\n"
         "`python benchmarks/x.py`, 2026-01-02, some CPU\n"
         "<!-- /table -->\nafter\n"
     )
-    readme_tables.main(["--check", "--readme", str(readme), "--results", str(tmp_path)])
+    readme_tables.main(["--check", "--page", str(readme), "--results", str(tmp_path)])
 
 
 def test_an_evaluation_is_shown_in_percent(tmp_path: Path) -> None:
