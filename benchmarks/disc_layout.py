@@ -1,10 +1,11 @@
 """DISC2021 on disk, in the challenge's layout or the authors': lists of images and true pairs."""
 
-import csv
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from sscd_vec.predictions import read_ground_truth
 
 # Folder of references, of queries, and the files that may hold the ground truth, best first.
 LAYOUTS = (
@@ -13,7 +14,6 @@ LAYOUTS = (
 )
 TRAINING = "training"
 ENDINGS = (".jpg", ".jpeg", ".png")
-HEADER = ["query_id", "reference_id"]
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ def read_disc(folder: Path) -> DiscSet:
     for references, queries, truths in LAYOUTS:
         found = [folder / name for name in truths if (folder / name).exists()]
         if (folder / references).is_dir() and (folder / queries).is_dir() and found:
-            rows = read_ground_truth(found[0])
+            truth = read_ground_truth(found[0])
             listed = list_images(folder / queries)
-            if any(not reference for _, reference in rows):
-                listed = listed.only(query for query, _ in rows)
+            if truth.judged is not None:
+                listed = listed.only(truth.judged.tolist())
             disc = DiscSet(
                 list_images(folder / references),
                 listed,
                 list_images(folder / TRAINING),
-                frozenset((query, reference) for query, reference in rows if reference),
+                frozenset(zip(truth.query_ids.tolist(), truth.reference_ids.tolist(), strict=True)),
             )
             _check(disc, found[0])
             return disc
@@ -93,18 +93,6 @@ def list_images(folder: Path) -> Images:
         names = sorted(e.name for e in entries if e.name.lower().endswith(ENDINGS))
     ids = tuple(os.path.splitext(name)[0] for name in names)
     return Images(ids, tuple(str(folder / name) for name in names))
-
-
-def read_ground_truth(path: Path) -> list[tuple[str, str]]:
-    """Read ``query_id,reference_id`` rows; an empty reference means that query has no match."""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.reader(file) if row]
-    if rows and rows[0][:2] == HEADER:
-        rows = rows[1:]
-    for number, row in enumerate(rows, 1):
-        if len(row) < 2 or not row[0]:
-            raise ValueError(f"{path}, row {number}: expected query_id,reference_id, got {row}")
-    return [(row[0], row[1]) for row in rows]
 
 
 def _check(disc: DiscSet, truth: Path) -> None:

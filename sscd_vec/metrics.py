@@ -223,6 +223,7 @@ class _Matched:
 
 
 def _match(predictions: Predictions, truth: GroundTruth) -> _Matched:
+    predictions = truth.counting(predictions)
     truth_query, query, names, count = number_ids(truth.query_ids, predictions.query_ids)
     truth_reference, reference, references, _ = number_ids(
         truth.reference_ids, predictions.reference_ids

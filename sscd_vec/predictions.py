@@ -80,13 +80,17 @@ class GroundTruth:
     Attributes:
         query_ids: ``(m,)`` query of each pair.
         reference_ids: ``(m,)`` reference of each pair.
+        judged: Ids of all queries that count, with and without a match; None if every one does.
     """
 
     query_ids: Ids
     reference_ids: Ids
+    judged: Ids | None
 
-    def __init__(self, query_ids: ArrayLike, reference_ids: ArrayLike) -> None:
-        """Take two sequences of equal length.
+    def __init__(
+        self, query_ids: ArrayLike, reference_ids: ArrayLike, judged: ArrayLike | None = None
+    ) -> None:
+        """Take two sequences of equal length, and the queries that count if not all do.
 
         Raises:
             ValueError: If their lengths differ.
@@ -99,6 +103,7 @@ class GroundTruth:
             )
         object.__setattr__(self, "query_ids", queries)
         object.__setattr__(self, "reference_ids", references)
+        object.__setattr__(self, "judged", None if judged is None else np.asarray(judged))
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[Any, Any]]) -> "GroundTruth":
@@ -109,6 +114,13 @@ class GroundTruth:
     def __len__(self) -> int:
         """Number of pairs."""
         return len(self.query_ids)
+
+    def counting(self, predictions: Predictions) -> Predictions:
+        """The candidates of the queries that count."""
+        if self.judged is None:
+            return predictions
+        _, queries, _, judged = number_ids(self.judged, predictions.query_ids)
+        return predictions.select(queries < judged)
 
 
 def read_predictions(path: str | Path) -> Predictions:
@@ -154,9 +166,17 @@ def write_predictions(path: str | Path, predictions: Predictions) -> None:
 
 
 def read_ground_truth(path: str | Path) -> GroundTruth:
-    """Read a CSV file with columns ``query_id,reference_id``; an empty reference is no match."""
-    rows = _rows(path, ("query_id", "reference_id"))
-    return GroundTruth.from_pairs((query, reference) for _, (query, reference) in rows if reference)
+    """Read a CSV file with columns ``query_id,reference_id``; an empty reference is no match.
+
+    A file that lists queries without a match lists all queries that count: the challenge's public
+    part names half of them. One that lists matches only says nothing of the other queries, and
+    they all count. The first line names the columns, or is data already, as in DISC2021's own
+    files.
+    """
+    rows = [pair for _, pair in _rows(path, ("query_id", "reference_id"), data_first=True)]
+    matches = [(query, reference) for query, reference in rows if reference]
+    judged = None if len(matches) == len(rows) else sorted({query for query, _ in rows})
+    return GroundTruth([q for q, _ in matches], [r for _, r in matches], judged)
 
 
 def number_ids(first: Ids, second: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], Ids, int]:
@@ -208,11 +228,18 @@ def _hashes(strings: Ids) -> NDArray[np.uint64]:
     return hashed
 
 
-def _rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+def _rows(
+    path: str | Path, columns: Sequence[str], data_first: bool = False
+) -> Iterator[tuple[int, list[str]]]:
+    """Line numbers and the cells of ``columns``; ``data_first`` allows files that name none."""
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = [name.strip() for name in next(reader, [])]
         missing = [name for name in columns if name not in header]
+        # No column is called Q00001: an id has a digit.
+        if missing and data_first and len(header) == len(columns) and _has_digit(header[0]):
+            yield 1, header
+            header, missing = list(columns), []
         if missing:
             raise ValueError(
                 f"{path}: expected a first line naming the columns {','.join(columns)}, "
@@ -228,3 +255,7 @@ def _rows(path: str | Path, columns: Sequence[str]) -> Iterator[tuple[int, list[
                     f"got {len(row)}"
                 )
             yield reader.line_num, [row[place].strip() for place in places]
+
+
+def _has_digit(text: str) -> bool:
+    return any(letter.isdigit() for letter in text)

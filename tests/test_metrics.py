@@ -237,7 +237,7 @@ def test_the_challenges_files(tmp_path: Path) -> None:
     assert back.query_ids.tolist() == ["Q1", "Q,2", "Q3"]
     assert (back.scores == predictions.scores).all()
     truth = tmp_path / "truth.csv"
-    truth.write_text("query_id,reference_id\nQ1,R1\nQ2,\nQ3,R9\n")
+    truth.write_text('query_id,reference_id\nQ1,R1\n"Q,2",\nQ3,R9\n')
     pairs = read_ground_truth(truth)
     assert list(zip(pairs.query_ids, pairs.reference_ids, strict=True)) == [
         ("Q1", "R1"),
@@ -245,6 +245,31 @@ def test_the_challenges_files(tmp_path: Path) -> None:
     ]
     assert micro_average_precision(back, pairs) == pytest.approx(0.5 / 2)
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["predictions.csv", "truth.csv"]
+
+
+def test_a_truth_that_lists_queries_without_a_match_lists_all_that_count(tmp_path: Path) -> None:
+    predictions = made([("other", "9", 1.0), ("a", "1", 0.9), ("no", "7", 0.8), ("b", "2", 0.7)])
+    truth = tmp_path / "truth.csv"
+    truth.write_text("query_id,reference_id\na,1\nb,2\n")
+    matches_only = read_ground_truth(truth)
+    assert matches_only.judged is None
+    assert micro_average_precision(predictions, matches_only) == pytest.approx((1 / 2 + 2 / 4) / 2)
+    truth.write_text("query_id,reference_id\na,1\nno,\nb,2\n")
+    public_part = read_ground_truth(truth)
+    assert public_part.judged is not None and public_part.judged.tolist() == ["a", "b", "no"]
+    assert public_part.counting(predictions).query_ids.tolist() == ["a", "no", "b"]
+    assert micro_average_precision(predictions, public_part) == pytest.approx((1 + 2 / 3) / 2)
+
+
+def test_a_truth_may_begin_with_data(tmp_path: Path) -> None:
+    truth = tmp_path / "truth.csv"
+    truth.write_text("Q00000,\nQ00001,R000000\n")  # as DISC2021 has it
+    found = read_ground_truth(truth)
+    assert (found.query_ids.tolist(), found.reference_ids.tolist()) == (["Q00001"], ["R000000"])
+    assert found.judged is not None and found.judged.tolist() == ["Q00000", "Q00001"]
+    truth.write_text("query,reference\nQ00001,R000000\n")
+    with pytest.raises(ValueError, match="query_id,reference_id, got query,reference"):
+        read_ground_truth(truth)
 
 
 def test_malformed_files_name_the_line(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from sscd_vec.cli.console import (
     print_json,
     print_rows,
     progress,
+    warn,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def evaluate(
     """Measure copy detection: µAP, recall at 90 % precision with its threshold, accuracy@1, MRR.
 
     Either on predictions you have, or on folders of images, which are encoded and searched
-    exhaustively. Files named R000123.jpg have the id R000123.
+    exhaustively. Files named R000123.jpg have the id R000123. A truth file that lists queries
+    without a match lists all that count: candidates of other queries are left out.
 
         sscd-vec eval truth.csv --predictions mine.csv
         sscd-vec eval truth.csv --queries queries/ --references references/
@@ -71,7 +73,16 @@ def evaluate(
         raise Failure("give --predictions FILE, or --queries FOLDER and --references FOLDER")
     if write is not None:
         write_predictions(write, candidates)
-    summary = asdict(measure(candidates, known))
+    counting = known.counting(candidates)
+    left_out = len(set(candidates.query_ids)) - len(set(counting.query_ids))
+    if known.judged is not None and len(candidates) and not len(counting):
+        raise Failure(
+            f"{truth} lists none of the queries: it has ids such as {known.judged[0]}, the "
+            f"candidates such as {candidates.query_ids[0]}"
+        )
+    if left_out:
+        warn(f"{truth} does not list {left_out:,} of the queries: they do not count")
+    summary = asdict(measure(counting, known)) | {"queries_left_out": left_out}
     if as_json:
         print_json(summary)
     else:

@@ -1,8 +1,8 @@
 """Apply chosen edits to a batch of photos, as tensor operations over the whole batch.
 
 Flip, turns, rotation and crop are one bilinear resample (``geometry.py``); colour jitter and
-grayscale one 3 x 4 matrix per view; blur two matrix products. Text, emoji and JPEG touch the few
-views that drew them. Nothing here is random: see ``recipe.py``.
+grayscale one 3 x 4 matrix per view; blur two matrix products. Text, emoji, noise, pixels and JPEG
+touch the few views that drew them. Nothing here is random: see ``recipe.py``.
 """
 
 import functools
@@ -71,6 +71,10 @@ def _augment_group(
     _paste_all(images, looks, choices, overlays)
     images = recolour(images, choices)
     _blur_some(images, choices.blur_sigma * (size / BLUR_SIZE))
+    for row in np.flatnonzero(choices.noise_sigma > 0):
+        images[row] = noisy(images[row], float(choices.noise_sigma[row]), int(choices.noise[row]))
+    for row in np.flatnonzero(choices.cells > 0):
+        images[row] = pixelize(images[row], int(choices.cells[row]))
     for row in np.flatnonzero(choices.jpeg >= 0):
         images[row] = compress(images[row], int(choices.jpeg[row]))
     return images
@@ -157,6 +161,20 @@ def blur(images: Tensor, sigmas: Tensor) -> Tensor:
     kernel[:, :, :last] += mirrored.flip(1, 2)[:, :, :last]
     kernel = (kernel / kernel.sum(dim=2, keepdim=True))[:, None]  # (n, 1, side, side)
     return kernel @ images @ kernel.transpose(2, 3)
+
+
+def noisy(image: Tensor, sigma: float, seed: int) -> Tensor:
+    """Add Gaussian noise of ``sigma``, the same for the same ``seed``."""
+    random = torch.Generator().manual_seed(seed)
+    noise = torch.randn(image.shape, generator=random, dtype=image.dtype)
+    return noise.to(image.device).mul_(sigma).add_(image).clamp_(0, 1)
+
+
+def pixelize(image: Tensor, cells: int) -> Tensor:
+    """Replace ``cells x cells`` squares by their mean colours."""
+    size = image.shape[-1]
+    means = F.interpolate(image[None], size=(min(cells, size),) * 2, mode="area")
+    return F.interpolate(means, size=(size, size), mode="nearest")[0]
 
 
 def compress(image: Tensor, quality: int) -> Tensor:

@@ -43,6 +43,8 @@ def views_of(choices: Choices, aspects: npt.NDArray[np.float32]) -> Views:
     centre, extent = crop_boxes(
         inner, choices.crop_area, choices.crop_ratio, choices.crop_place.astype(np.float64)
     )
+    whole = (choices.whole == 1)[:, None]
+    centre, extent = np.where(whole, 0.0, centre), np.where(whole, inner / 2, extent)
     crop = np.zeros((count, 2, 3))
     crop[:, 0, 0], crop[:, 1, 1] = extent.T
     crop[:, :, 2] = centre

@@ -11,6 +11,8 @@ strong_blur the same with sigma in [1, 5]
 advanced    + quarter turn, text, emoji, free rotation before the crop; JPEG after the blur
 + mixup     + mixup and cutmix with another view of the batch
 ========== ==================================================================================
+
+``crop`` below 1, ``noise``, ``pixelize`` and ``paste`` are not in the paper's sets.
 """
 
 from collections.abc import Mapping
@@ -25,6 +27,8 @@ from sscd_vec.trainer.config import AugmentationSet
 CROP_TRIES = 10
 BLUR_SIZE = 224  # blur sigmas are pixels at this image size, and scale with the training size
 
+WHOLE = ("pixelize_cells", "jpeg_quality")  # settings in whole numbers
+
 NO_MIX, MIXUP, CUTMIX, PASTE = range(4)
 
 # What is no part of 1.
@@ -35,6 +39,7 @@ LIMITS = {
     "contrast": (0.0, 10.0),
     "saturation": (0.0, 10.0),
     "blur_sigma": (0.0, 100.0),
+    "pixelize_cells": (1.0, 10_000.0),
     "jpeg_quality": (0.0, 100.0),
     "mix_alpha": (1e-3, 1e3),
 }
@@ -45,6 +50,8 @@ class Recipe:
     """Probabilities and strengths, per view. Ranges are uniform.
 
     Attributes:
+        crop: Probability of a random resized crop; other views show the whole image, as
+            references do in a search.
         crop_area: Part of the image a crop keeps.
         crop_ratio: Width / height of a crop, log-uniform.
         flip: Probability of a horizontal flip.
@@ -64,15 +71,20 @@ class Recipe:
         emoji: Probability of an emoji overlay.
         emoji_size: Its height as a part of the short side.
         emoji_opacity: Its opacity.
+        noise: Probability of Gaussian noise.
+        noise_sigma: Its standard deviation, where white is 1.
+        pixelize: Probability of squares of one colour each.
+        pixelize_cells: How many along a side.
         jpeg: Probability of JPEG compression.
         jpeg_quality: Its quality.
         mixup: Probability of mixup.
         cutmix: Probability of cutmix.
-        paste: Probability that another view, whole but smaller, is pasted into this one. Not in the
-            paper's sets; it teaches copies that are a small part of a picture.
+        paste: Probability that another view, whole but smaller, is pasted into this one; it teaches
+            copies that are a small part of a picture.
         mix_alpha: gamma ~ Beta(alpha, alpha), the part kept of the view itself.
     """
 
+    crop: float = 1.0
     crop_area: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
@@ -92,6 +104,10 @@ class Recipe:
     emoji: float = 0.0
     emoji_size: tuple[float, float] = (0.1, 0.5)
     emoji_opacity: tuple[float, float] = (0.7, 1.0)
+    noise: float = 0.0
+    noise_sigma: tuple[float, float] = (0.05, 0.4)
+    pixelize: float = 0.0
+    pixelize_cells: tuple[int, int] = (12, 64)
     jpeg: float = 0.0
     jpeg_quality: tuple[int, int] = (0, 100)
     mixup: float = 0.0
@@ -106,7 +122,7 @@ class Recipe:
             low, high = LIMITS.get(name, (0.0, 1.0))
             is_range = isinstance(setting.default, tuple)
             ends = value if is_range and isinstance(value, tuple) else (value,)
-            kinds = int if name == "jpeg_quality" else int | float
+            kinds = int if name in WHOLE else int | float
             numbers = all(isinstance(end, kinds) and low <= end <= high for end in ends)
             if not numbers or len(ends) != 1 + is_range or ends[0] > ends[-1]:
                 what = "two numbers, the smaller first," if is_range else "a number"
@@ -157,6 +173,7 @@ class Choices:
         flip: (n,) 0 or 1.
         quarters: (n,) quarter turns, 0 to 3.
         angle: (n,) radians, counter-clockwise.
+        whole: (n,) 1 shows the whole image, whatever crop was drawn.
         crop_area: (n, tries) candidate areas.
         crop_ratio: (n, tries) candidate width / height.
         crop_place: (n, 2) where in the room left, 0 to 1.
@@ -167,6 +184,9 @@ class Choices:
         text: (n,) seed of font, string and colour; -1 is off.
         emoji: (n,) seed of the picture; -1 is off.
         overlay: (n, 2, 4) for text and emoji: size, opacity, place x and y from 0 to 1.
+        noise_sigma: (n,) 0 is off.
+        noise: (n,) its seed.
+        cells: (n,) squares of one colour along a side; 0 is off.
         jpeg: (n,) quality; -1 is off.
         mix: (n,) ``NO_MIX``, ``MIXUP``, ``CUTMIX`` or ``PASTE``.
         gamma: (n,) part kept of the view itself.
@@ -177,6 +197,7 @@ class Choices:
     flip: Ints
     quarters: Ints
     angle: Floats
+    whole: Ints
     crop_area: Floats
     crop_ratio: Floats
     crop_place: Floats
@@ -187,6 +208,9 @@ class Choices:
     text: Ints
     emoji: Ints
     overlay: Floats
+    noise_sigma: Floats
+    noise: Ints
+    cells: Ints
     jpeg: Ints
     mix: Ints
     gamma: Floats
@@ -274,4 +298,12 @@ def draw(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
         gamma=random.beta(recipe.mix_alpha, recipe.mix_alpha, count).astype(np.float32),
         partner=(np.arange(count) + random.integers(1, max(count, 2), count)) % count,
         cut_place=between(0, 1, 2),
+        whole=(~happens(recipe.crop)).astype(np.int64),
+        noise_sigma=np.where(happens(recipe.noise), between(*recipe.noise_sigma), np.float32(0)),
+        noise=seeds(),
+        cells=np.where(
+            happens(recipe.pixelize),
+            random.integers(recipe.pixelize_cells[0], recipe.pixelize_cells[1] + 1, count),
+            0,
+        ),
     )

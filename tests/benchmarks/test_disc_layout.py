@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from disc_layout import read_disc, read_ground_truth
+from disc_layout import read_disc
 
 
 def touch(folder: Path, names: list[str]) -> None:
@@ -46,5 +46,5 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="1 of 1 pairs"):
         read_disc(tmp_path)
     truth.write_text("query_id,reference_id\nQ00000\n")
-    with pytest.raises(ValueError, match="row 1"):
-        read_ground_truth(truth)
+    with pytest.raises(ValueError, match="line 2: expected 2 columns, got 1"):
+        read_disc(tmp_path)

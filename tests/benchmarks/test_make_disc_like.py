@@ -10,7 +10,7 @@ from PIL import Image
 
 import edits
 import make_disc_like
-from disc_layout import read_disc, read_ground_truth
+from disc_layout import read_disc
 from photos import find_photos, usable
 from tests.benchmarks.conftest import jpeg, synthetic_photo
 
@@ -63,13 +63,12 @@ def test_pools_share_no_photo(disc_like: Path, photo_folder: Path) -> None:
 def test_ground_truth_and_records_agree(disc_like: Path) -> None:
     disc = read_disc(disc_like)
     records = make_disc_like.read_records(disc_like / make_disc_like.RECORDS)
-    truth = dict(read_ground_truth(disc_like / "dev_queries_groundtruth.csv"))
-    assert list(truth) == list(records) == list(disc.queries.ids)
-    assert {q: r or None for q, r in truth.items()} == {
-        q: r["reference_id"] for q, r in records.items()
-    }
-    public = read_ground_truth(disc_like / "public_ground_truth.csv")
-    assert public == list(truth.items())[: len(truth) // 2]
+    assert tuple(records) == disc.queries.ids
+    assert {(q, r["reference_id"]) for q, r in records.items() if r["reference_id"]} == disc.matches
+    files = ("dev_queries_groundtruth.csv", "public_ground_truth.csv")
+    dev, public = ((disc_like / name).read_text().splitlines() for name in files)
+    assert [line.split(",")[0] for line in dev[1:]] == list(records)
+    assert public == dev[: 1 + len(records) // 2]
     for path in (disc_like / "queries").iterdir():
         with Image.open(path) as image:
             assert min(image.size) >= 24 and image.mode == "RGB"

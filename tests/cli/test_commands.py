@@ -543,6 +543,10 @@ def test_eval_of_predictions_and_of_folders(photos: Path, model: Path, tmp_path:
     found = run("eval", "truth.csv", "--predictions", "mine.csv")
     assert found["micro_ap"] == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
     assert "give --predictions" in fails("eval", "truth.csv")
+    Path("more.csv").write_text(Path("mine.csv").read_text() + "q8,r2,0.95\nq9,r1,0.85\n")
+    assert run("eval", "truth.csv", "--predictions", "more.csv") == found | {"queries_left_out": 2}
+    Path("others.csv").write_text("query_id,reference_id,score\n1,1,0.9\n")
+    assert "lists none of the queries" in fails("eval", "truth.csv", "--predictions", "others.csv")
 
     for folder, prefix in (("queries", "copy"), ("references", "photo")):
         (tmp_path / folder).mkdir()

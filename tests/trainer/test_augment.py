@@ -6,7 +6,15 @@ import torch
 from PIL import Image
 from torchvision.transforms.v2 import functional as vision
 
-from sscd_vec.trainer.augment import augment, blur, compress, paste, recolour
+from sscd_vec.trainer.augment import (
+    augment,
+    blur,
+    compress,
+    noisy,
+    paste,
+    pixelize,
+    recolour,
+)
 from sscd_vec.trainer.overlay import Overlays
 from sscd_vec.trainer.recipe import ADVANCED_MIXUP, SIMCLR, Choices, draw, generator
 from tests.trainer.photos import photo
@@ -97,6 +105,41 @@ def test_jpeg_loses_what_pillow_loses(quality: int) -> None:
     assert torch.equal(compress(image, quality), expected)
     assert (compress(image, 1) - image).abs().mean() > (compress(image, 95) - image).abs().mean()
     assert torch.equal(compress(image, 0), compress(image, 1))
+
+
+def test_noise_has_its_sigma_and_follows_its_seed() -> None:
+    gray = torch.full((3, 64, 64), 0.5)
+    noise = noisy(gray, 0.1, seed=1) - gray
+    assert noise.std().item() == pytest.approx(0.1, rel=0.03)
+    assert abs(noise.mean().item()) < 0.005
+    assert torch.equal(noisy(gray, 0.1, seed=1), noisy(gray, 0.1, seed=1))
+    assert not torch.equal(noisy(gray, 0.1, seed=1), noisy(gray, 0.1, seed=2))
+    strong = noisy(gray, 1.0, seed=1)
+    assert strong.min() == 0 and strong.max() == 1
+
+
+def test_pixelize_makes_squares_of_their_mean_colour() -> None:
+    image = torch.rand(3, 12, 12)
+    squares = pixelize(image, 3).view(3, 3, 4, 3, 4)
+    means = image.view(3, 3, 4, 3, 4).mean(dim=(2, 4), keepdim=True)
+    torch.testing.assert_close(squares, means.expand_as(squares))
+    assert torch.equal(pixelize(image, 100), image), "finer than the pixels"
+
+
+def test_noise_pixels_and_whole_views_reach_the_views() -> None:
+    source, aspects = pixels(1), np.array([1.5], dtype=np.float32)
+    quiet = {"flip": 0.0, "jitter": 0.0, "grayscale": 0.0, "blur": 0.0, "crop": 0.0}
+
+    def view(**changes: object) -> torch.Tensor:
+        return augment(source, aspects, choose(1, **(quiet | changes)), 40, OVERLAYS)[0]
+
+    whole = source[0].permute(2, 0, 1).float() / 255
+    torch.testing.assert_close(view(), whole, atol=1e-5, rtol=0)
+    noise = choose(1, noise=1.0)
+    expected = noisy(whole, float(noise.noise_sigma[0]), int(noise.noise[0]))
+    torch.testing.assert_close(view(noise=1.0), expected, atol=1e-5, rtol=0)
+    squares = view(pixelize=1.0, pixelize_cells=(8, 8))
+    torch.testing.assert_close(squares, pixelize(whole, 8), atol=1e-5, rtol=0)
 
 
 def test_paste_covers_where_the_sprite_is_and_nothing_else() -> None:

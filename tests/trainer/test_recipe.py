@@ -131,6 +131,8 @@ def test_overrides_take_lists_and_refuse_unknown_names() -> None:
         ("crop_ratio", [0.0, 1.0]),
         ("jpeg_quality", [0, 400]),
         ("jpeg_quality", [0.5, 90.5]),
+        ("pixelize_cells", [0, 8]),
+        ("noise_sigma", [0.1, 2.0]),
         ("mix_alpha", 0),
     ],
 )
@@ -142,3 +144,21 @@ def test_what_cannot_be_drawn_is_refused_by_name(field: str, value: object) -> N
 def test_a_view_is_mixed_once() -> None:
     with pytest.raises(ValueError, match=r"mixup \+ cutmix \+ paste = 1\.2"):
         SIMCLR.with_changes({"mixup": 0.6, "cutmix": 0.4, "paste": 0.2})
+
+
+def test_what_the_paper_has_not_is_off_in_its_sets() -> None:
+    for recipe in RECIPES.values():
+        assert (recipe.crop, recipe.noise, recipe.pixelize, recipe.paste) == (1, 0, 0, 0)
+    drawn = draw(ADVANCED_MIXUP, COUNT, generator(0, 0))
+    assert not drawn.whole.any() and not drawn.noise_sigma.any() and not drawn.cells.any()
+
+
+def test_probabilities_of_what_the_paper_has_not() -> None:
+    changes = {"crop": 0.7, "noise": 0.2, "pixelize": 0.1}
+    drawn = draw(ADVANCED_MIXUP.with_changes(changes), COUNT, generator(0, 0))
+    for happened, probability in ((drawn.whole, 0.3), (drawn.noise_sigma, 0.2), (drawn.cells, 0.1)):
+        spread = (probability * (1 - probability) / COUNT) ** 0.5
+        assert abs(np.count_nonzero(happened) / COUNT - probability) < 5 * spread
+    sigmas, cells = drawn.noise_sigma[drawn.noise_sigma > 0], drawn.cells[drawn.cells > 0]
+    assert sigmas.min() >= 0.05 and sigmas.max() <= 0.4
+    assert (cells.min(), cells.max()) == (12, 64)
