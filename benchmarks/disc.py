@@ -3,13 +3,14 @@
     python benchmarks/disc.py --disc PATH --model NAME
 
 ``NAME`` is a released model, an encoder folder or checkpoint, ``imagenet:TRUNK``, ``pdq`` or
-``phash``; several may be given, and land in one table. Descriptors are cached under ``--cache``: an
+``phash``; several may be given, and land in one table, each with settings of its own if need be
+(``imagenet:resnet50@gem_p=1,size=224``). Descriptors are cached under ``--cache``: an
 interrupted run goes on where it was, and a second table costs a search only.
 """
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,8 +18,10 @@ import results
 from descriptor_cache import Shards, describe, place
 from disc_layout import DiscSet, Images, read_disc
 from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
+from make_disc_like import edits_of_queries
 from paper_figures import AUTHORS_CODE, BASELINES, DISC_RESULTS
 from recipes import HashRecipe, Model, recipe_of
+from sscd_vec.metrics import by_edit
 from sscd_vec.normalize import ScoreNorm
 from sscd_vec.predictions import write_predictions
 
@@ -170,6 +173,7 @@ def figures(disc: DiscSet, judged: Sequence[Judged], options: argparse.Namespace
         "size": options.size,
         "size_mode": options.size_mode,
         "gem_p": options.gem_p,
+        "edits": edits_table(disc, judged[0], edits_of_queries(options.disc)),
         "models": [
             {
                 "model": model.name if not Path(model.name).exists() else Path(model.name).name,
@@ -186,6 +190,26 @@ def figures(disc: DiscSet, judged: Sequence[Judged], options: argparse.Namespace
             for model in judged
         ],
     }
+
+
+def edits_table(
+    disc: DiscSet, model: Judged, edits: Mapping[str, Sequence[str]]
+) -> list[dict[str, object]]:
+    """What the best row of a model finds of each edit, worst first, then by number of edits."""
+    best = max(model.rows, key=lambda row: row.summary.micro_ap)
+    counted = {query: [*names, f"{len(names)} at a time"] for query, names in edits.items()}
+    found = by_edit(best.predictions, disc.truth, counted)
+    order = sorted(found, key=lambda e: (e.endswith("at a time"), found[e].recall_at_p90))
+    return [
+        {
+            "edit": edit,
+            "pairs": found[edit].pairs,
+            "recall@P90": round(100 * found[edit].recall_at_p90, 1),
+            "accuracy@1": round(100 * found[edit].accuracy_at_1, 1),
+        }
+        for edit in order
+        if found[edit].pairs
+    ]
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sscd_vec.predictions import read_ground_truth
+from sscd_vec.predictions import GroundTruth, read_ground_truth
 
 # Folder of references, of queries, and the files that may hold the ground truth, best first.
 LAYOUTS = (
@@ -49,6 +49,12 @@ class DiscSet:
     queries: Images
     training: Images
     matches: frozenset[tuple[str, str]]
+
+    @property
+    def truth(self) -> GroundTruth:
+        """Matches and judged queries as the metrics take them."""
+        pairs = sorted(self.matches)
+        return GroundTruth([q for q, _ in pairs], [r for _, r in pairs], self.queries.ids)
 
 
 def read_disc(folder: Path) -> DiscSet:

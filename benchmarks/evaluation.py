@@ -16,7 +16,7 @@ from disc_layout import DiscSet
 from sscd_vec.metrics import Summary, evaluate
 from sscd_vec.normalize import ScoreNorm, Whitening
 from sscd_vec.normalize.whitening import Mode
-from sscd_vec.predictions import GroundTruth, Predictions
+from sscd_vec.predictions import Predictions
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,10 @@ def evaluate_transform(
     else:
         plain = best_per_query(q, _apply(whitening, references.blocks()), k)
         shifted = plain.plus(offsets)
-    truth = GroundTruth.from_pairs(sorted(disc.matches))
     rows = []
     for candidates, norm in ((plain, "none"), (shifted, str(score_norm))):
         predictions = named(candidates, disc.queries.ids, disc.references.ids)
-        summary = evaluate(predictions, truth)
+        summary = evaluate(predictions, disc.truth)
         rows.append(Row(transform.name, q.shape[1], norm, summary, predictions))
     return rows
 

@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from numpy.random import SeedSequence, default_rng
@@ -214,6 +215,14 @@ def read_records(path: Path) -> dict[str, dict[str, object]]:
             continue
         found[record["query_id"]] = record
     return found
+
+
+def edits_of_queries(folder: Path) -> dict[str, list[str]]:
+    """Names of the edits of each query of a set; empty for sets made by others."""
+    return {
+        query: [str(edit["name"]) for edit in cast(list[dict[str, object]], record["edits"])]
+        for query, record in read_records(folder / RECORDS).items()
+    }
 
 
 def _deal_queries(

@@ -120,8 +120,16 @@ def recipe_of(
     """The model a name stands for.
 
     ``pdq`` and ``phash`` are hashes; ``imagenet:TRUNK`` is a trunk with its ImageNet weights,
-    GeM pooled with ``gem_p`` (1 is the mean); everything else is read by ``Encoder``.
+    GeM pooled with ``gem_p`` (1 is the mean); everything else is read by ``Encoder``. A name may
+    end in settings of its own: ``imagenet:resnet50@gem_p=1,size=224,size_mode=square``.
+
+    Raises:
+        ValueError: If such a setting is unknown.
     """
+    name, own = _own_settings(name)
+    size = int(own["size"]) if "size" in own else size
+    size_mode = cast(SizeMode, own["size_mode"]) if "size_mode" in own else size_mode
+    gem_p = float(own["gem_p"]) if "gem_p" in own else gem_p
     if name in get_args(HashName):
         return HashRecipe(cast(HashName, name))
     if name.startswith("imagenet:"):
@@ -134,3 +142,15 @@ def recipe_of(
             batch_size,
         )
     return EncoderRecipe(name, size, size_mode, gem_p, backend, precision, batch_size)
+
+
+def _own_settings(name: str) -> tuple[str, dict[str, str]]:
+    """``a@size=224`` as ``a`` and its settings; an ``@`` without a ``=`` after it is the name's."""
+    stem, at, settings = name.rpartition("@")
+    if not at or "=" not in settings:
+        return name, {}
+    own = dict(part.partition("=")[::2] for part in settings.split(","))
+    unknown = sorted(set(own) - {"size", "size_mode", "gem_p"})
+    if unknown:
+        raise ValueError(f"{name}: unknown setting {unknown}; expected size, size_mode or gem_p")
+    return stem, own

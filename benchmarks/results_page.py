@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from PIL import Image
 
 import svg_charts
 from disc_layout import DiscSet, read_disc
-from make_disc_like import RECORDS, read_records
+from make_disc_like import edits_of_queries
 from sscd_vec.metrics import by_edit, evaluate, precision_recall_curve
 from sscd_vec.predictions import GroundTruth, Predictions, read_predictions
 
@@ -63,14 +62,10 @@ def build(
 ) -> str:
     """The page as text; the first predictions file is the one whose mistakes are shown."""
     disc = read_disc(folder)
-    truth = GroundTruth.from_pairs(sorted(disc.matches))
+    truth = disc.truth
     named = {file.stem: read_predictions(file) for file in files}
     main_name, main_predictions = next(iter(named.items()))
-    records = read_records(folder / RECORDS)
-    edits = {
-        query: [str(edit["name"]) for edit in cast(list[dict[str, object]], record["edits"])]
-        for query, record in records.items()
-    }
+    edits = edits_of_queries(folder)
     curves = {name: precision_recall_curve(p, truth) for name, p in named.items()}
     sections = [
         _section("Figures", _summary_table(named, truth)),

@@ -22,7 +22,7 @@ from PIL import Image
 import results
 from command_model import fit_normalizer, label, open_encoder
 from disc_layout import DiscSet, Images, read_disc
-from make_disc_like import RECORDS, read_records
+from make_disc_like import edits_of_queries
 from photos import Photo, find_photos
 from sscd_vec import Encoder, Normalizer
 from sscd_vec.encoder import pretrained
@@ -116,9 +116,7 @@ def choose_queries(folder: Path, disc: DiscSet, count: int) -> dict[str, list[st
     chosen: dict[str, list[str]] = {}
     for kind in KINDS:
         of_kind = [
-            name
-            for name, record in read_records(folder / RECORDS).items()
-            if _is_kind(kind, {str(edit["name"]) for edit in record["edits"]})  # type: ignore[attr-defined]
+            name for name, edits in edits_of_queries(folder).items() if _is_kind(kind, set(edits))
         ]
         chosen[kind] = [n for n in of_kind if n in matched][:count]
         chosen[kind] += [n for n in of_kind if n not in matched][:count]

@@ -56,6 +56,8 @@ def test_every_table_row_has_a_run_and_a_valid_configuration() -> None:
         config = train_config(training, 1, {})
         assert config.seed == 1 and config.trunk == "efficientnet_lite0"
     assert train_config("length_0.5", 0, {}).steps * 2 == train_config("advanced", 0, {}).steps
+    plain, twice = (train_config(row, 0, {}) for row in ("advanced", "batch_2.0"))
+    assert (twice.batch, twice.steps) == (2 * plain.batch, plain.steps // 2)  # as many epochs
     assert train_config("mixup", 0, {}).augmentations == "advanced+mixup"
     assert train_config("linear", 0, {}).entropy_weight == 0
 

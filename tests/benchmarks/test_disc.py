@@ -9,6 +9,7 @@ import disc
 from descriptor_cache import Shards, describe
 from disc_layout import Images, read_disc
 from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
+from make_disc_like import edits_of_queries
 from sscd_vec.normalize import Normalizer, ScoreNorm
 from sscd_vec.normalize.whitening import Mode
 from sscd_vec.predictions import read_predictions
@@ -91,6 +92,20 @@ def test_metrics_agree_with_an_independent_calculation_on_the_predictions_file(
     matched = {query for query, _ in truth}
     assert best["accuracy_at_1"] == pytest.approx(np.mean([first[q][1] for q in matched]))
     np.testing.assert_allclose(read_predictions(file).scores, score)
+
+
+def test_edits_of_the_best_row_worst_first(disc_like: Path, shards: dict[str, Shards]) -> None:
+    data, edits = read_disc(disc_like), edits_of_queries(disc_like)
+    rows = list(rows_of(Transform("raw"), disc_like, shards))
+    table = disc.edits_table(data, disc.Judged("tiny", rows), edits)
+    singles = [row for row in table if not str(row["edit"]).endswith("at a time")]
+    matched = {query for query, _ in data.matches}
+    for row in singles:
+        assert row["pairs"] == sum(row["edit"] in edits[query] for query in matched)
+    assert sum(int(str(row["pairs"])) for row in table[len(singles) :]) == len(matched)
+    recalls = [float(str(row["recall@P90"])) for row in singles]
+    assert recalls == sorted(recalls) and 0 <= recalls[0] <= recalls[-1] <= 100
+    assert disc.edits_table(data, disc.Judged("tiny", rows), {}) == []
 
 
 def test_transforms_of_the_paper() -> None:

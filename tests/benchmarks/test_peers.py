@@ -49,4 +49,8 @@ def test_names_stand_for_models() -> None:
     assert recipe_of("pdq") == HashRecipe("pdq")
     trunk = recipe_of("imagenet:resnet50", size=224, size_mode="square", gem_p=1.0)
     assert trunk == TrunkRecipe("resnet50", 1.0, 224, "square")
+    assert recipe_of("imagenet:resnet50@size=224,size_mode=square,gem_p=1", size=288) == trunk
+    assert recipe_of("me@work/model.pt") == EncoderRecipe("me@work/model.pt")
+    with pytest.raises(ValueError, match=r"unknown setting \['p'\]"):
+        recipe_of("imagenet:resnet50@p=1")
     assert recipe_of("sscd_disc_mixup", size=288) == EncoderRecipe("sscd_disc_mixup", 288)
