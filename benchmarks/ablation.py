@@ -22,7 +22,7 @@ import numpy as np
 
 import results
 from ablation_rows import REPEATED, SEEDS, TABLE, TRAININGS, TableRow, train_config
-from ablation_table import plot, text
+from ablation_table import plot, records, text
 from descriptor_cache import describe, place
 from disc_layout import DiscSet, read_disc
 from evaluation import Row, Transform, dimension_sweep, evaluate_transform
@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             partial.write_text(json.dumps(measure(training, run, disc)))
             os.replace(partial, measured)
     figures = tabulate(options.work)
+    figures["tables"] = records(figures)
     print(text(figures))
     if options.name:
         print(results.write(options.name, figures, options.results))

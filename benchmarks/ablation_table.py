@@ -43,6 +43,29 @@ def text(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def records(figures: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The same tables as records by name, in percent, for the pages that show them."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for row in figures["rows"]:
+        tables.setdefault(row["table"], []).append(
+            {
+                "row": row["label"],
+                "µAP": _percent(row["micro_ap"]),
+                "with score norm": _percent(row["micro_ap_normalized"]),
+                "accuracy@1": _percent(row["accuracy_at_1"]),
+                "runs": row["seeds"],
+                "change": row["change"],
+                "paper µAP": row["paper_micro_ap"],
+                "paper with score norm": row["paper_micro_ap_normalized"],
+            }
+        )
+    return tables
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 1)
+
+
 def plot(figures: Mapping[str, Any], path: Path) -> None:
     """µAP of the stepwise rows, ours and the paper's, with two standard deviations."""
     rows = [row for row in figures["rows"] if row["table"] == "steps"]

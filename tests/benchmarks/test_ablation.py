@@ -30,6 +30,12 @@ def test_rows_are_trained_measured_and_never_repeated(
     assert "SimCLR, trunk features" in steps and "+ linear projection" in steps
     assert steps["SimCLR, trunk features"]["dim"] == 512  # the trunk's, not the head's
     assert steps["+ linear projection"]["seeds"] == 2
+    shown = {row["row"]: row for row in figures["tables"]["steps"]}
+    assert shown["+ linear projection"]["runs"] == 2
+    assert shown["+ linear projection"]["paper with score norm"] == 51.6
+    assert shown["SimCLR, projection"]["µAP"] == round(
+        100 * steps["SimCLR, projection"]["micro_ap"], 1
+    )
     assert figures["seed_deviation"] is not None
     assert (tmp_path / "ablation.svg").exists()
 
