@@ -68,6 +68,8 @@ def with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             warn("interrupted; what was finished is kept, run the same command to go on")
             raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # ``… | head``: typer ends the program without a word
+            raise
         except (
             Failure,
             OSError,

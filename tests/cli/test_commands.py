@@ -537,6 +537,16 @@ def test_errors_are_one_line_with_exit_codes(tmp_path: Path) -> None:
     assert "Traceback" in full.stderr
 
 
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    Path("truth.csv").write_text("query_id,reference_id\nq1,r1\n")
+    Path("mine.csv").write_text("query_id,reference_id,score\nq1,r1,0.9\n")
+    command = [sys.executable, "-m", "sscd_vec", "eval", "truth.csv", "--predictions", "mine.csv"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None and program.stderr is not None
+        program.stdout.close()  # as head does
+        assert program.stderr.read() == b""
+
+
 def test_eval_of_predictions_and_of_folders(photos: Path, model: Path, tmp_path: Path) -> None:
     Path("truth.csv").write_text("query_id,reference_id\nq1,r1\nq2,r2\nq3,\n")
     Path("mine.csv").write_text("query_id,reference_id,score\nq1,r1,0.9\nq3,r9,0.8\nq2,r2,0.7\n")
