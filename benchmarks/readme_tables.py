@@ -3,7 +3,7 @@
     python benchmarks/readme_tables.py            # rewrite README.md and docs/*.md
     python benchmarks/readme_tables.py --check    # say whether they agree, change nothing
 
-A table stands between ``<!-- table:NAME -->`` and ``<!-- /table -->`` and is made from
+A table stands between a line ``<!-- table:NAME -->`` and ``<!-- /table -->`` and is made from
 ``results/NAME.json``; ``<!-- table:NAME part.of.it -->`` takes a part of its figures, and
 ``columns=a;b`` only some columns or entries. A list of flat records becomes a table as it is, a
 record one of names and values. An evaluation shows all its rows; its part ``models`` each model's
@@ -23,9 +23,9 @@ from results import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
 OPENING = (
-    r"<!-- table:(?P<name>[\w.-]+)(?: (?!columns=)(?P<part>\S+))?(?: columns=(?P<columns>.+?))? -->"
+    r"^<!-- table:(?P<name>[\w.-]+)(?: (?!columns=)(?P<part>\S+))?(?: columns=(?P<columns>.+?))? -->"
 )
-BLOCK = re.compile(rf"({OPENING}\n)(?P<body>.*?)(?P<closing><!-- /table -->)", re.DOTALL)
+BLOCK = re.compile(rf"({OPENING}\n)(?P<body>.*?)(?P<closing><!-- /table -->)", re.DOTALL | re.MULTILINE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -61,7 +61,7 @@ def rewritten(text: str, folder: Path = RESULTS) -> str:
         FileNotFoundError: If a block names results that are not there.
         ValueError: If a block is not closed, or its figures have no table form.
     """
-    opened = [match["name"] for match in re.finditer(OPENING, text)]
+    opened = [match["name"] for match in re.finditer(OPENING, text, re.MULTILINE)]
     closed = [match["name"] for match in BLOCK.finditer(text)]
     if opened != closed:
         unclosed = sorted(set(opened) - set(closed)) or opened
