@@ -23,9 +23,12 @@ from results import RESULTS
 
 README = Path(__file__).parent.parent / "README.md"
 OPENING = (
-    r"^<!-- table:(?P<name>[\w.-]+)(?: (?!columns=)(?P<part>\S+))?(?: columns=(?P<columns>.+?))? -->"
+    r"^<!-- table:(?P<name>[\w.-]+)(?: (?!columns=)(?P<part>\S+))?"
+    r"(?: columns=(?P<columns>.+?))? -->"
 )
-BLOCK = re.compile(rf"({OPENING}\n)(?P<body>.*?)(?P<closing><!-- /table -->)", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    rf"({OPENING}\n)(?P<body>.*?)(?P<closing><!-- /table -->)", re.DOTALL | re.MULTILINE
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

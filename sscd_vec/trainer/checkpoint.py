@@ -8,6 +8,9 @@ there is no other state to save.
 import json
 import logging
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,32 @@ import torch
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
+
+
+@contextmanager
+def only_run(out: Path) -> Iterator[None]:
+    """Let one process at a time train into a folder; the system lets go when that one ends.
+
+    Raises:
+        BlockingIOError: Another process trains into it.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    out.mkdir(parents=True, exist_ok=True)
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise BlockingIOError(
+                f"{out}: another process trains into this folder; wait for it, or choose another"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
 
 
 class Checkpoints:

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from sscd_vec.encoder.memory import return_freed_memory
 from sscd_vec.trainer.allocator import freed_memory_kept
 from sscd_vec.trainer.batches import Batches
-from sscd_vec.trainer.checkpoint import Checkpoints, write_json
+from sscd_vec.trainer.checkpoint import Checkpoints, only_run, write_json
 from sscd_vec.trainer.config import TrainConfig
 from sscd_vec.trainer.data import PathLike, Photo, find_photos, hold_out
 from sscd_vec.trainer.distributed import Ranks
@@ -97,6 +98,7 @@ class Trainer:
 
         Raises:
             FileExistsError: ``out`` holds a run and ``resume`` is false.
+            BlockingIOError: Another process trains into ``out``.
             TrainingDiverged: Gradients stayed non-finite.
         """
         config, ranks, out = self.config, self.ranks, Path(out)
@@ -109,6 +111,7 @@ class Trainer:
             )
         on_cpu = self.device.type == "cpu"
         with (
+            only_run(out) if ranks.first else nullcontext(),
             Display(show_progress if ranks.first else False) as display,
             freed_memory_kept(on_cpu),
         ):

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from sscd_vec.encoder import checkpoint as encoder_checkpoint
 from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.trainer import Result, TrainConfig, Trainer
-from sscd_vec.trainer.checkpoint import Checkpoints
+from sscd_vec.trainer.checkpoint import Checkpoints, only_run
 from sscd_vec.trainer.journal import read_metrics
 from sscd_vec.trainer.mix import Batch
 from sscd_vec.trainer.run import Run
@@ -167,6 +167,13 @@ def test_a_run_is_not_overwritten(photos: Path, uninterrupted: Path) -> None:
     reference_run(photos, uninterrupted)
     with pytest.raises(FileExistsError, match="holds a run"):
         fit(photos, uninterrupted)
+
+
+def test_one_process_at_a_time_trains_into_a_folder(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with only_run(out), pytest.raises(BlockingIOError, match="another process trains into"):
+        fit(photos, out)
+    assert fit(photos, out).finished, "the folder is free again"
 
 
 def test_rotation_keeps_the_newest(tmp_path: Path) -> None:
