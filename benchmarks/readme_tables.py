@@ -143,11 +143,24 @@ def _evaluation(models: Sequence[Mapping[str, Any]], best: bool) -> str:
                 f"{100 * row[key]:.1f}"
                 for key in ("micro_ap", "recall_at_p90", "accuracy_at_1", "mrr")
             ]
-            rows.append([model["model"], f"{row['transform']} {row['dim']}d", norm, *percents])
+            rows.append(
+                [_shown(model["model"]), f"{row['transform']} {row['dim']}d", norm, *percents]
+            )
     columns = ["model", "descriptor", "score norm", "µAP", "recall@P90", "accuracy@1", "MRR"]
     lines = markdown(columns, rows).splitlines()
     lines[1] = "| --- | --- | --- | ---: | ---: | ---: | ---: |"
     return "\n".join(lines)
+
+
+def _shown(model: str) -> str:
+    """A model's name as a reader knows it: ``imagenet:TRUNK@gem_p=1,size=224`` in words."""
+    name, _, settings = model.partition("@")
+    own = dict(part.partition("=")[::2] for part in settings.split(",") if part)
+    if not name.startswith("imagenet:"):
+        return model
+    pooling = {"1": "average"}.get(own.get("gem_p", ""), "GeM")
+    size = f", {own['size']} px" if "size" in own else ""
+    return f"{name.removeprefix('imagenet:')} of ImageNet, {pooling}{size}"
 
 
 def _are_models(figures: object) -> bool:

@@ -68,3 +68,18 @@ def test_a_part_and_some_columns_can_be_chosen(tmp_path: Path) -> None:
     assert "| latency ms p99 | 90 |\n| requests | 349 |" in readme_tables.rewritten(text, tmp_path)
     once = readme_tables.rewritten(text, tmp_path)
     assert readme_tables.rewritten(once, tmp_path) == once
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            "imagenet:resnet50@gem_p=1,size=224,size_mode=square",
+            "resnet50 of ImageNet, average, 224 px",
+        ),
+        ("imagenet:resnet50", "resnet50 of ImageNet, GeM"),
+        ("me@work", "me@work"),
+    ],
+)
+def test_models_are_named_in_words(model: str, words: str) -> None:
+    assert readme_tables._shown(model) == words
