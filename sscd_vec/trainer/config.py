@@ -19,7 +19,7 @@ OptimizerName = Literal["lars", "adamw"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Decoded = Literal["auto", "memory", "stream"]
 
-ADAMW_LEARNING_RATE = 1e-3
+ADAMW_LEARNING_RATE = 3e-4
 ADAMW_WEIGHT_DECAY = 1e-2
 LARS_WEIGHT_DECAY = 1e-6
 
@@ -65,7 +65,7 @@ class TrainConfig:
         epochs: Passes over the images.
         steps: Optimizer steps; when not 0, used instead of ``epochs``.
         optimizer: ``"lars"`` or ``"adamw"`` (fine-tuning).
-        learning_rate: Peak; 0 means ``0.3 * batch / 256`` for LARS, 1e-3 for AdamW.
+        learning_rate: Peak; 0 means ``0.3 * batch / 256`` for LARS, 3e-4 for AdamW.
         weight_decay: Negative means 1e-6 for LARS, 1e-2 for AdamW.
         warmup: Part of the run with a linearly rising learning rate.
         layer_decay: Learning rate factor per trunk stage away from the head; 1 is uniform.
