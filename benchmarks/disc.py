@@ -18,7 +18,7 @@ import results
 from descriptor_cache import Shards, describe, place
 from disc_layout import DiscSet, Images, read_disc
 from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
-from make_disc_like import edits_of_queries
+from make_disc_like import AT_A_TIME, edits_of_queries, with_counts
 from paper_figures import AUTHORS_CODE, BASELINES, DISC_RESULTS
 from recipes import HashRecipe, Model, recipe_of
 from sscd_vec.metrics import by_edit
@@ -197,9 +197,8 @@ def edits_table(
 ) -> list[dict[str, object]]:
     """What the best row of a model finds of each edit, worst first, then by number of edits."""
     best = max(model.rows, key=lambda row: row.summary.micro_ap)
-    counted = {query: [*names, f"{len(names)} at a time"] for query, names in edits.items()}
-    found = by_edit(best.predictions, disc.truth, counted)
-    order = sorted(found, key=lambda e: (e.endswith("at a time"), found[e].recall_at_p90))
+    found = by_edit(best.predictions, disc.truth, with_counts(edits))
+    order = sorted(found, key=lambda e: (e.endswith(AT_A_TIME), found[e].recall_at_p90))
     return [
         {
             "edit": edit,

@@ -16,7 +16,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
@@ -34,6 +34,7 @@ from photos import Photo, find_photos, usable
 
 PLAN = "disc_like.json"
 RECORDS = "query_edits.jsonl"
+AT_A_TIME = " at a time"
 # What the seed is spent on: the split, the deal of queries, and one stream per query.
 SPLIT, DEAL, QUERY = range(3)
 LONGEST_SIDE = 1024
@@ -223,6 +224,11 @@ def edits_of_queries(folder: Path) -> dict[str, list[str]]:
         query: [str(edit["name"]) for edit in cast(list[dict[str, object]], record["edits"])]
         for query, record in read_records(folder / RECORDS).items()
     }
+
+
+def with_counts(edits: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The same with how many edits a query has as one more kind, ``"2 at a time"``."""
+    return {query: [*names, f"{len(names)}{AT_A_TIME}"] for query, names in edits.items()}
 
 
 def _deal_queries(

@@ -21,7 +21,7 @@ from PIL import Image
 
 import svg_charts
 from disc_layout import DiscSet, read_disc
-from make_disc_like import edits_of_queries
+from make_disc_like import AT_A_TIME, edits_of_queries, with_counts
 from sscd_vec.metrics import by_edit, evaluate, precision_recall_curve
 from sscd_vec.predictions import GroundTruth, Predictions, read_predictions
 
@@ -252,10 +252,10 @@ def _summary_table(named: dict[str, Predictions], truth: GroundTruth) -> str:
 def _edit_bars(
     named: dict[str, Predictions], truth: GroundTruth, edits: dict[str, list[str]]
 ) -> str:
-    counted = {query: [*names, f"({len(names)} edits)"] for query, names in edits.items()}
+    counted = with_counts(edits)
     tables = {name: by_edit(predictions, truth, counted) for name, predictions in named.items()}
     main = next(iter(tables.values()))
-    order = sorted(main, key=lambda edit: (edit.startswith("("), -main[edit].recall_at_p90))
+    order = sorted(main, key=lambda edit: (edit.endswith(AT_A_TIME), -main[edit].recall_at_p90))
     rows = []
     for edit in order:
         values = {name: table[edit].recall_at_p90 for name, table in tables.items()}
