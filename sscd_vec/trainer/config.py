@@ -16,6 +16,7 @@ from sscd_vec.encoder.config import EncoderConfig
 
 AugmentationSet = Literal["simclr", "strong_blur", "advanced", "advanced+mixup"]
 OptimizerName = Literal["lars", "adamw"]
+HeadInit = Literal["random", "whitened"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Decoded = Literal["auto", "memory", "stream"]
 
@@ -49,6 +50,8 @@ class TrainConfig:
         size_mode: How the encoder written applies ``inference_size``.
         init_from: Start from an encoder folder, any released file, a shipped or released model's
             name, or ``"imagenet"``.
+        head_init: ``"random"`` where ``init_from`` holds no head of this shape; ``"whitened"``, in
+            any case: the PCA whitening of the trunk's features of training photos.
         zero_init_residual: Start residual branches at zero; large lambda is unstable without it.
         frozen_stages: Stages of the trunk, counted from the input, that are not trained.
         frozen_batch_norm: Keep every BatchNorm at its initial running statistics.
@@ -95,6 +98,7 @@ class TrainConfig:
     inference_size: int = 288
     size_mode: Literal["short", "square", "long"] = "short"
     init_from: str = ""
+    head_init: HeadInit = "random"
     zero_init_residual: bool = True
     frozen_stages: int = 0
     frozen_batch_norm: bool = False
@@ -135,6 +139,7 @@ class TrainConfig:
         for name, allowed in (
             ("augmentations", get_args(AugmentationSet)),
             ("optimizer", get_args(OptimizerName)),
+            ("head_init", get_args(HeadInit)),
             ("precision", get_args(Precision)),
             ("decoded", get_args(Decoded)),
         ):
@@ -153,6 +158,12 @@ class TrainConfig:
         if self.tau <= 0:
             raise ValueError(
                 f"tau={self.tau}: the temperature must be positive (0.05 in the paper)"
+            )
+        if self.head_init == "whitened" and (self.head != "linear" or not self.init_from):
+            raise ValueError(
+                f"head_init='whitened' with head={self.head!r}, init_from={self.init_from!r}: "
+                "expected a linear head on a trunk that knows something: set init_from, such as "
+                "'imagenet'"
             )
         for name in ("warmup", "entropy_ramp", "ema", "holdout"):
             if not 0 <= getattr(self, name) < 1:

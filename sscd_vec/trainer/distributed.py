@@ -65,6 +65,12 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """The first rank's values, in place."""
+        if self.count > 1:
+            dist.broadcast(tensor, 0)
+        return tensor
+
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum every parameter's gradient over ranks, in one message per dtype."""
         if self.count == 1:

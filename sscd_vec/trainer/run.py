@@ -21,9 +21,11 @@ from sscd_vec.trainer.initial import initial_model
 from sscd_vec.trainer.lars import LARS
 from sscd_vec.trainer.losses import Objective, backward
 from sscd_vec.trainer.mix import Batch
+from sscd_vec.trainer.pixels import PixelSource
 from sscd_vec.trainer.schedule import entropy_factor, learning_rate_factor
 from sscd_vec.trainer.stages import SplitModel, parameter_groups
 from sscd_vec.trainer.validation import Score, Validation
+from sscd_vec.trainer.whitened_head import whiten_head
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +68,12 @@ class Run:
         self.step = 0
         self.best: float | None = None
         self.score: Score | None = None
+
+    def whiten_head(self, photos: PixelSource) -> None:
+        """Start the head as the whitening of the trunk's features of these photos."""
+        whiten_head(self.model, photos, self._config.size, self._ranks)
+        if self._average is not None:
+            self._average.load(self.model.state_dict())
 
     def take_step(self, batch: Batch) -> dict[str, Any]:
         """Train on one batch; returns what to log about it.

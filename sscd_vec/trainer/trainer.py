@@ -123,6 +123,8 @@ class Trainer:
             if resume and (saved := checkpoints.load_newest()) is not None:
                 run.load(saved)
                 log.info("resumed after step %d", run.step)
+            elif config.head_init == "whitened":
+                run.whiten_head(pixels)
             if ranks.first:
                 out.mkdir(parents=True, exist_ok=True)
                 write_json(out / SETTINGS, config.to_dict())

@@ -5,6 +5,7 @@ photos that are no reference and must not match. Background descriptors come fro
 which are neither.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,8 +158,11 @@ def squares(pixels: npt.NDArray[np.uint8], size: int) -> Tensor:
 
 
 @torch.no_grad()
-def encode(model: SSCDModel, images: Tensor) -> npt.NDArray[np.float32]:
-    """Descriptors of uint8 or [0, 1] float images, in eval mode."""
+def encode(
+    model: SSCDModel, images: Tensor, describe: Callable[[Tensor], Tensor] | None = None
+) -> npt.NDArray[np.float32]:
+    """Descriptors of uint8 or [0, 1] float images, in eval mode, or what ``describe`` gives."""
+    describe = describe or model
     device = next(model.parameters()).device
     mean = torch.tensor(model.config.mean, device=device)[:, None, None]
     std = torch.tensor(model.config.std, device=device)[:, None, None]
@@ -169,7 +173,7 @@ def encode(model: SSCDModel, images: Tensor) -> npt.NDArray[np.float32]:
         unit = part.to(device)
         unit = unit.float() / 255 if part.dtype == torch.uint8 else unit
         normal = ((unit - mean) / std).contiguous(memory_format=torch.channels_last)
-        parts.append(model(normal).float().cpu())
+        parts.append(describe(normal).float().cpu())
     model.train(was_training)
     return torch.cat(parts).numpy()
 

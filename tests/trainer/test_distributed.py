@@ -62,6 +62,9 @@ def run_as_rank(out: str) -> None:
     assert ranks.any(ranks.rank == 1), "what happens on one rank is known to all"
     assert not ranks.any(False)
     assert ranks.merged({f"{ranks.rank}.jpg": "bad"}) == {"0.jpg": "bad", "1.jpg": "bad"}
+    weight = torch.nn.Parameter(torch.full((3,), float(ranks.rank)))
+    with torch.no_grad():
+        assert ranks.from_first(weight).tolist() == [0, 0, 0]
     if ranks.first:
         torch.save({name: vars(outcome) for name, outcome in outcomes.items()}, out)
     ranks.wait()
