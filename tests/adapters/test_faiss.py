@@ -224,6 +224,33 @@ def test_many_queries_are_searched_in_blocks(
     np.testing.assert_allclose(parts.scores, whole.scores, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("factory", "usual"),
+    [
+        ("HNSW16", {"efSearch": 64}),
+        ("IVF32,Flat", {"nprobe": 16}),
+        ("IVF4,Flat", {"nprobe": 4}),
+        ("OPQ5,IVF32,PQ5x4", {"nprobe": 16}),
+        ("Flat", {}),
+    ],
+)
+def test_lists_and_graphs_are_searched_widely_unless_told_otherwise(
+    photos: Photos, normalizer: Normalizer, tmp_path: Path, factory: str, usual: dict[str, float]
+) -> None:
+    made = FaissIndex(normalizer, factory)
+    assert made.parameters == usual
+    for name, value in usual.items():
+        lists = faiss.try_extract_index_ivf(made.index)
+        inner = lists if lists is not None else made.index.hnsw
+        assert getattr(inner, name) == value
+        narrow = FaissIndex(normalizer, factory, parameters={name: 2})
+        narrow.add(photos.ids, photos.references)
+        narrow.save(tmp_path / "narrow.faiss")
+        opened = FaissIndex.open(tmp_path / "narrow.faiss", normalizer).index
+        lists = faiss.try_extract_index_ivf(opened)
+        assert getattr(lists if lists is not None else opened.hnsw, name) == 2
+
+
 def test_tombstones_do_not_make_short_lists_search_everything(
     photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

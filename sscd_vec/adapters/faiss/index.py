@@ -51,7 +51,8 @@ class FaissIndex:
         normalizer: Turns descriptors into vectors and what FAISS returns into scores.
         factory: Any FAISS factory string. Vectors are zero-padded to a dimension it accepts.
         metric: ``"ip"`` or ``"l2"``; the scores are the same.
-        parameters: Search-time parameters as FAISS names them, e.g. ``{"nprobe": 16}``.
+        parameters: Search-time parameters as FAISS names them, e.g. ``{"nprobe": 32}``. By default
+            16 lists are probed and graphs searched with an efSearch of 64.
         device: ``"auto"`` searches on a GPU if FAISS sees one and the type can live there.
         compact_at: Share of dead rows at which the index compacts itself.
     """
@@ -71,7 +72,8 @@ class FaissIndex:
     ) -> None:
         """Make an empty index; ``open`` reads one."""
         self._take(Store.new(normalizer.lifted_dim, factory, metric), normalizer)
-        self._configure(parameters, device, compact_at)
+        usual = layout.search_parameters(self._store.index)
+        self._configure(usual | dict(parameters or {}), device, compact_at)
 
     @classmethod
     def open(
@@ -91,7 +93,7 @@ class FaissIndex:
             normalizer: Must have the reference fingerprint the index was built with.
             mmap: Map both files read-only instead of reading them: instant, shared between
                 processes, for searching only. Of the index file only both ends are verified then.
-            parameters: As for a new index; they are not saved.
+            parameters: As for a new index; by default what it was saved with.
             device: As for a new index; a mapped index stays on the CPU unless told ``"gpu"``.
             compact_at: As for a new index.
 
