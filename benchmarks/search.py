@@ -260,7 +260,7 @@ def on_faiss(rules: Normalizer, rows: int, rounds: int) -> Figures:
         repeats = rounds if factory == "Flat" else QUICK * rounds
         for parameters, part in searches:
             search.append(faiss_search(rules, rows // part, factory, parameters, repeats))
-        add.append(faiss_add(rules, rows // searches[0][1] // 4, factory, rounds // 2 + 1))
+        add.append(faiss_add(rules, rows // searches[0][1] // 4, factory, rounds))
     return {"search": search, "add": add}
 
 
