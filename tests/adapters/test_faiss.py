@@ -237,18 +237,18 @@ def test_many_queries_are_searched_in_blocks(
 def test_lists_and_graphs_are_searched_widely_unless_told_otherwise(
     photos: Photos, normalizer: Normalizer, tmp_path: Path, factory: str, usual: dict[str, float]
 ) -> None:
+    def setting(index: Any, name: str) -> float:  # noqa: ANN401  (types differ in what they have)
+        lists = faiss.try_extract_index_ivf(index)
+        return float(getattr(index.hnsw if lists is None else lists, name))
+
     made = FaissIndex(normalizer, factory)
     assert made.parameters == usual
     for name, value in usual.items():
-        lists = faiss.try_extract_index_ivf(made.index)
-        inner = lists if lists is not None else made.index.hnsw
-        assert getattr(inner, name) == value
+        assert setting(made.index, name) == value
         narrow = FaissIndex(normalizer, factory, parameters={name: 2})
         narrow.add(photos.ids, photos.references)
         narrow.save(tmp_path / "narrow.faiss")
-        opened = FaissIndex.open(tmp_path / "narrow.faiss", normalizer).index
-        lists = faiss.try_extract_index_ivf(opened)
-        assert getattr(lists if lists is not None else opened.hnsw, name) == 2
+        assert setting(FaissIndex.open(tmp_path / "narrow.faiss", normalizer).index, name) == 2
 
 
 def test_tombstones_do_not_make_short_lists_search_everything(

@@ -723,6 +723,26 @@ def test_bulk_files_name_the_extra_they_need(
         index.write_bulk_files([(photos.ids, photos.references)], tmp_path)
 
 
+def test_a_collection_whose_index_is_still_being_made_opens_when_it_is_there(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    name = new_name()
+    made = MilvusCollection(server.uri, name, normalizer, token=TOKEN)
+    made.add(photos.ids[:5], photos.references[:5])
+    made.flush()
+    client = made._table.connection.client
+    client.release_collection(name)
+    client.drop_index(name, "vector")
+    params = made._table.opened().index_params(lite=False)
+    later = threading.Timer(1.0, lambda: client.create_index(name, params))
+    later.start()
+    try:
+        assert len(MilvusCollection(server.uri, name, normalizer, token=TOKEN)) == 5
+    finally:
+        later.join()
+        made.drop()
+
+
 def test_two_that_create_at_once_get_one_collection(
     server: MilvusProcess, photos: Photos, normalizer: Normalizer
 ) -> None:

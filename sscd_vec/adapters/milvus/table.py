@@ -194,7 +194,12 @@ class Table:
         settings = Settings.read(description, self.name)
         metric, index_type, _ = self._wanted
         settings.check(self._normalizer, metric, index_type, self.name)
-        self.call("load_collection")  # a reopened Lite collection is not loaded
+        try:
+            self.call("load_collection")  # a reopened Lite collection is not loaded
+        except MilvusError:
+            if not self._gets_index():  # else another process has just made the collection
+                raise
+            self.call("load_collection")
         self.settings = settings
         self.id_length = longest_id(description, self.id_length)
         self.unflushed = LITE_UNFLUSHED if self.is_lite else 0  # unknown: what the log replayed
