@@ -1,23 +1,29 @@
 """A real Milvus (PyPI's ``milvus`` 2.3.5, standalone) to test against: started, killed, restarted.
 
-The package's own starter chooses new ports at each start; here they are chosen once, so that
-clients find a restarted server where it was.
+The package's own starter chooses new ports at each start and unpacks 250 MB into each folder; here
+ports are chosen once, so that clients find a restarted server where it was, and all servers of an
+environment share the programs.
 """
 
 import os
+import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import milvus
 
 START_SECONDS = 120.0
+STARTS = 3  # between its choice and its use another program may take a port
+LOG_TAIL = 2000
 # A server made for billions of rows, asked to take a few hundred seriously.
 SMALL = {
     "proxy.timeTickInterval": 20,  # ms; a strongly consistent read waits for the next tick
@@ -63,12 +69,12 @@ class MilvusProcess:
             config.set("server_key_path", str(certificate.key))
         for key, value in SMALL.items():
             config.set(key, value)
-        config.update(**{key: _free_port() for key in _port_names(config)})
+        names = [name for name in config.configurable_items if name.endswith("_port")]
+        *ports, etcd_peer, self._health_port = _free_ports(len(names) + 2)
+        config.update(**dict(zip(names, ports, strict=True)))
         config.resolve()
-        self._move_etcd(config.configs["etcd_port"])
-        milvus._initialize_data_files(config.base_data_dir)
+        self._move_etcd(config.configs["etcd_port"], etcd_peer)
         self.port = int(config.get("proxy_port"))
-        self._health_port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -78,9 +84,9 @@ class MilvusProcess:
             return f"https://localhost:{self.port}"
         return f"http://127.0.0.1:{self.port}"
 
-    def _move_etcd(self, client_port: int) -> None:
+    def _move_etcd(self, client_port: int, peer_port: int) -> None:
         """Give the embedded etcd its own ports: with its fixed one, only one server could run."""
-        peer, client = f"http://127.0.0.1:{_free_port()}", f"http://127.0.0.1:{client_port}"
+        peer, client = (f"http://127.0.0.1:{port}" for port in (peer_port, client_port))
         path = self.folder / "etcd.yaml"
         path.write_text(
             f"name: default\ndata-dir: {self.folder / 'data' / 'etcd.data'}\n"
@@ -96,9 +102,10 @@ class MilvusProcess:
         """Start it and wait until it says it is healthy.
 
         Raises:
-            TimeoutError: If it does not in time.
+            RuntimeError: If it ends instead; the message has the end of its log.
+            TimeoutError: If it does neither in time.
         """
-        executable = self.folder / "bin" / "milvus"
+        executable = _programs() / "milvus"
         environment = {
             **os.environ,
             "DEPLOY_MODE": "STANDALONE",
@@ -138,7 +145,7 @@ class MilvusProcess:
         url = f"http://127.0.0.1:{self._health_port}/healthz"
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
-                raise RuntimeError(f"Milvus ended while starting; see {self.folder}/server.log")
+                raise RuntimeError(f"Milvus ended while starting:\n{self._log_tail()}")
             try:
                 with urllib.request.urlopen(url, timeout=5) as answer:
                     if b"OK" in answer.read():
@@ -147,27 +154,53 @@ class MilvusProcess:
                 pass
             time.sleep(0.2)
         self.kill()
-        raise TimeoutError(f"Milvus did not start within {START_SECONDS:.0f} s")
+        raise TimeoutError(
+            f"Milvus did not start within {START_SECONDS:.0f} s:\n{self._log_tail()}"
+        )
+
+    def _log_tail(self) -> str:
+        return (self.folder / "server.log").read_text(errors="replace")[-LOG_TAIL:]
 
 
-def _port_names(config: milvus.MilvusServerConfig) -> list[str]:
-    return [name for name in config.configurable_items if name.endswith("_port")]
+def _programs() -> Path:
+    """The folder of Milvus's programs, unpacked once per environment."""
+    folder = Path(sys.prefix) / "var" / f"milvus-{milvus.__version__}"
+    if not folder.exists():
+        folder.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as unpacked:
+            milvus._initialize_data_files(unpacked)
+            try:
+                os.rename(Path(unpacked) / "bin", folder)
+            except OSError:  # another process was first
+                if not folder.exists():
+                    raise
+    return folder
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different: each is held until the last is chosen."""
+    with ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @contextmanager
 def running(
     folder: Path, *, authorized: bool = False, certificate: Certificate | None = None
 ) -> Iterator[MilvusProcess]:
-    """A server that ends with the block."""
-    server = MilvusProcess(folder, authorized=authorized, certificate=certificate)
-    server.start()
+    """A server that ends with the block; what it stored in ``folder`` is then deleted."""
+    for start in range(1, STARTS + 1):
+        server = MilvusProcess(folder, authorized=authorized, certificate=certificate)
+        try:
+            server.start()
+            break
+        except RuntimeError:
+            if start == STARTS:
+                raise
     try:
         yield server
     finally:
         server.kill()
+        shutil.rmtree(folder)

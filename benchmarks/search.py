@@ -409,7 +409,7 @@ def main() -> None:
                     rules, "Milvus Lite", place, options.milvus_rows, options.rounds
                 )
             else:
-                with running(Path(folder)) as server:
+                with running(Path(folder) / "milvus") as server:
                     figures = on_milvus(
                         rules, "Milvus 2.3.5", server.uri, options.milvus_rows, options.rounds
                     )
