@@ -48,7 +48,7 @@ def whiten_head(model: SSCDModel, photos: PixelSource, size: int, ranks: Ranks) 
         if ranks.first:
             count = min(len(photos), PHOTOS_PER_FEATURE * width)
             few = count < ROWS_PER_DIMENSION * model.config.dim
-            features = _features(model, photos, size, count)
+            features = pooled_features(model, photos, size, count)
             fitted = Whitening.fit(features, dim=model.config.dim, eps="oas" if few else 0.0)
             matrix = torch.from_numpy(fitted.matrix.copy())
             matrix *= head.weight.std().cpu() / matrix.std()
@@ -58,7 +58,10 @@ def whiten_head(model: SSCDModel, photos: PixelSource, size: int, ranks: Ranks) 
             ranks.from_first(parameter)
 
 
-def _features(model: SSCDModel, photos: PixelSource, size: int, count: int) -> Iterator[Float32]:
+def pooled_features(
+    model: SSCDModel, photos: PixelSource, size: int, count: int
+) -> Iterator[Float32]:
+    """The trunk's pooled features of ``count`` photos, evenly spaced, some rows at a time."""
     chosen = np.linspace(0, len(photos) - 1, count).astype(np.int64)
     for start in range(0, count, DECODE_AT_ONCE):
         pixels = photos.take(chosen[start : start + DECODE_AT_ONCE]).pixels

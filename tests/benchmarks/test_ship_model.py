@@ -6,13 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 
 import ship_model
 from disc_layout import read_disc
 from sscd_vec.encoder import Encoder
+from sscd_vec.encoder.checkpoint import load_model, read_checkpoint, write_pretrained
 from sscd_vec.encoder.images import load_pixels
-from sscd_vec.normalize import Normalizer, precision_threshold
+from sscd_vec.encoder.model import SSCDModel
+from sscd_vec.normalize import Normalizer, Whitening, precision_threshold
 from sscd_vec.photos.tiles import crops
+from sscd_vec.trainer.data import find_photos
+from sscd_vec.trainer.pixels import MemoryPixels
+from sscd_vec.trainer.validation import encode, squares
 
 
 def test_check_counts_accepted_pairs(
@@ -43,6 +50,67 @@ def test_check_counts_accepted_pairs(
     assert figures["accepted pairs"] == accepted.sum()
     assert figures["precision"] == pytest.approx(labels[accepted].mean(), abs=1e-4)
     assert figures["recall"] == pytest.approx(labels[accepted].sum() / len(disc.matches), abs=1e-4)
+
+
+def test_several_runs_are_averaged_and_different_models_refused(
+    encoder_folder: Path, tmp_path: Path
+) -> None:
+    config, first = read_checkpoint(encoder_folder)
+    second = {name: 3 * tensor for name, tensor in first.items()}
+    write_pretrained(tmp_path / "second", config, second)
+    _, mean = ship_model.averaged([encoder_folder, tmp_path / "second"])
+    for name, tensor in first.items():
+        torch.testing.assert_close(mean[name], 2 * tensor)
+    write_pretrained(tmp_path / "other", config.replace(size=64), first)
+    with pytest.raises(ValueError, match="other: expected the model of"):
+        ship_model.averaged([encoder_folder, tmp_path / "other"])
+
+
+def features_of(model: SSCDModel, photos: Path) -> NDArray[np.float32]:
+    size = model.config.size
+    pixels = MemoryPixels(find_photos(photos), size).take(np.arange(40)).pixels
+    return encode(model, squares(pixels, size), model.pooled)
+
+
+def test_a_whole_share_makes_the_head_the_shrunk_whitening_of_the_trunk(
+    photo_folder: Path, encoder_folder: Path
+) -> None:
+    config, weights = read_checkpoint(encoder_folder)
+    changed = ship_model.with_blended_head(config, weights, [photo_folder], share=1)
+    assert {name for name in weights if not torch.equal(changed[name], weights[name])} == {
+        "head.weight",
+        "head.bias",
+    }
+    model = load_model(config, changed)
+    features = features_of(model, photo_folder)
+    whitened = Whitening.fit(features, eps=ship_model.HEAD_EPS).project(features)
+    # The six strongest of its directions, and so its six leading principal components.
+    left, strengths, _ = np.linalg.svd(whitened, full_matrices=False)
+    expected = left[:, : config.dim] * strengths[: config.dim]
+    ours = model.head(torch.from_numpy(features)).detach().numpy()
+    ours *= np.linalg.norm(expected) / np.linalg.norm(ours)
+    wanted = expected @ expected.T
+    np.testing.assert_allclose(ours @ ours.T, wanted, atol=1e-4 * wanted.max())
+
+
+def test_no_share_keeps_the_learned_similarities(photo_folder: Path, encoder_folder: Path) -> None:
+    config, weights = read_checkpoint(encoder_folder)
+    changed = ship_model.with_blended_head(config, weights, [photo_folder], share=0)
+    model, before = load_model(config, changed), load_model(config, weights)
+    features = torch.from_numpy(features_of(before, photo_folder))
+    ours, theirs = (each.head(features).detach().numpy() for each in (model, before))
+    theirs -= theirs.mean(axis=0)
+    ours *= np.linalg.norm(theirs) / np.linalg.norm(ours)
+    wanted = theirs @ theirs.T
+    np.testing.assert_allclose(ours @ ours.T, wanted, atol=1e-4 * wanted.max())
+
+
+def test_a_share_beyond_one_or_another_head_is_refused(encoder_folder: Path) -> None:
+    config, weights = read_checkpoint(encoder_folder)
+    with pytest.raises(ValueError, match="share from 0 to 1.*got 2"):
+        ship_model.with_blended_head(config, weights, [], share=2)
+    with pytest.raises(ValueError, match="linear head, got 0.5 and 'mlp'"):
+        ship_model.with_blended_head(config.replace(head="mlp"), weights, [], share=0.5)
 
 
 def test_a_tiled_score_is_the_best_of_all_tiles(disc_like: Path, encoder_folder: Path) -> None:
