@@ -118,9 +118,9 @@ def chosen_transforms(recipe: Model, dim: int, options: argparse.Namespace) -> l
     """The paper's rows; hashes are compared by Hamming distance, so theirs is the raw one."""
     if isinstance(recipe, HashRecipe):
         return [Transform("raw")]
-    found = standard_transforms(dim, options.reduced, recipe.trunk_features)
+    found = standard_transforms(dim, options.reduced, recipe.trunk_features, options.shrinkage)
     if options.sweep_dimensions:
-        known = {(t.name, t.dim or dim) for t in found}
+        known = {(t.label, t.dim or dim) for t in found}
         found += [t for t in dimension_sweep(dim) if (t.name, t.dim) not in known]
     return found
 
@@ -132,12 +132,12 @@ def label(row: Row) -> str:
 
 def table(judged: Judged) -> str:
     """The rows as text, in percent."""
-    lines = [f"{'':32}{'µAP':>8}{'R@P90':>8}{'acc@1':>8}{'MRR':>8}{'threshold':>11}"]
+    lines = [f"{'':40}{'µAP':>8}{'R@P90':>8}{'acc@1':>8}{'MRR':>8}{'threshold':>11}"]
     for row in judged.rows:
         s = row.summary
         values = (s.micro_ap, s.recall_at_p90, s.accuracy_at_1, s.mrr)
         percents = "".join(f"{100 * value:8.1f}" for value in values)
-        lines.append(f"{label(row):32}{percents}{s.threshold_at_p90:11.3f}")
+        lines.append(f"{label(row):40}{percents}{s.threshold_at_p90:11.3f}")
     return "\n".join(lines)
 
 
@@ -238,6 +238,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--reduced", type=int, default=256, help="dimensions of the reduced rows")
     add(
         "--sweep-dimensions", action="store_true", help="whiten to d, 3d/4, d/2, … as for baselines"
+    )
+    add(
+        "--shrinkage",
+        nargs="+",
+        type=float,
+        default=[],
+        help="also whiten with the variances shrunk by these, each between 0 and 1",
     )
     add("--k", type=int, default=10, help="candidates per query")
     add("--best", type=int, help="the best N pairs overall instead; 500000 in the challenge")

@@ -27,18 +27,25 @@ class Transform:
         name: ``raw``, ``centred`` or ``whitened``.
         dim: Dimensions kept; all of them if None.
         l2_before: L2-normalize before the transform too, as the paper does for trunk features.
+        shrinkage: Of the variances when whitening (``Whitening.eps``); the paper's is 0.
     """
 
     name: str
     dim: int | None = None
     l2_before: bool = False
+    shrinkage: float = 0.0
 
     def fit(self, training: Iterable[Descriptors]) -> Whitening | None:
         """Fit on the training split, one batch at a time."""
         if self.name == "raw":
             return None
         mode: Mode = "centre" if self.name == "centred" else "whiten"
-        return Whitening.fit(training, mode, self.dim, l2_before=self.l2_before)
+        return Whitening.fit(training, mode, self.dim, self.shrinkage, self.l2_before)
+
+    @property
+    def label(self) -> str:
+        """Its name in a table."""
+        return f"{self.name}, shrunk by {self.shrinkage:g}" if self.shrinkage else self.name
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,19 @@ class Row:
     predictions: Predictions
 
 
-def standard_transforms(dim: int, reduced: int = 256, trunk: bool = False) -> list[Transform]:
-    """The paper's rows: raw, centred, whitened, and both PCA forms at 256 dimensions."""
+def standard_transforms(
+    dim: int, reduced: int = 256, trunk: bool = False, shrinkages: Sequence[float] = ()
+) -> list[Transform]:
+    """The paper's rows: raw, centred, whitened, and both PCA forms at 256 dimensions.
+
+    Args:
+        dim: Dimensions of the descriptors.
+        reduced: Dimensions of the last two rows, which are left out if there are no more anyway.
+        trunk: Whether descriptors are trunk features.
+        shrinkages: Rows beyond the paper's: whitening with the variances shrunk by each of these.
+    """
     rows = [Transform("raw"), Transform("centred", None, trunk), Transform("whitened", None, trunk)]
+    rows += [Transform("whitened", None, trunk, shrinkage) for shrinkage in shrinkages]
     if dim > reduced:
         rows += [Transform("centred", reduced, trunk), Transform("whitened", reduced, trunk)]
     return rows
@@ -107,7 +124,7 @@ def evaluate_transform(
     for candidates, norm in ((plain, "none"), (shifted, str(score_norm))):
         predictions = named(candidates, disc.queries.ids, disc.references.ids)
         summary = evaluate(predictions, disc.truth)
-        rows.append(Row(transform.name, q.shape[1], norm, summary, predictions))
+        rows.append(Row(transform.label, q.shape[1], norm, summary, predictions))
     return rows
 
 

@@ -1,8 +1,8 @@
 """Apply chosen edits to a batch of photos, as tensor operations over the whole batch.
 
 Flip, turns, rotation and crop are one bilinear resample (``geometry.py``); colour jitter and
-grayscale one 3 x 4 matrix per view; blur two matrix products. Text, emoji, noise, pixels and JPEG
-touch the few views that drew them. Nothing here is random: see ``recipe.py``.
+grayscale one 3 x 4 matrix per view; blur two matrix products. Canvas, text, emoji, filters, noise,
+pixels and JPEG touch the few views that drew them. Nothing here is random: see ``recipe.py``.
 """
 
 import functools
@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the field's name for it)
 
+from sscd_vec.trainer.filters import FILTERS
 from sscd_vec.trainer.geometry import Views, views_of
 from sscd_vec.trainer.overlay import Overlays, Sprite, rendered_size
 from sscd_vec.trainer.recipe import BLUR_SIZE, Choices
@@ -68,8 +69,11 @@ def _augment_group(
 ) -> Tensor:
     looks = views_of(choices, aspects)
     images = resample(pixels.permute(0, 3, 1, 2).float().div_(255), looks.to_photo, size)
+    _lay_on_canvas(images, looks, choices)
     _paste_all(images, looks, choices, overlays)
     images = recolour(images, choices)
+    for row in np.flatnonzero(choices.filter >= 0):
+        images[row] = FILTERS[choices.filter[row]](images[row], float(choices.filter_strength[row]))
     _blur_some(images, choices.blur_sigma * (size / BLUR_SIZE))
     for row in np.flatnonzero(choices.noise_sigma > 0):
         images[row] = noisy(images[row], float(choices.noise_sigma[row]), int(choices.noise[row]))
@@ -218,7 +222,7 @@ def _points(size: int, device: torch.device) -> Tensor:
     return torch.stack([x, y, torch.ones_like(x)], dim=2)
 
 
-def _as_tensor(matrices: npt.NDArray[np.float64], like: Tensor) -> Tensor:
+def _as_tensor(matrices: npt.NDArray[np.floating], like: Tensor) -> Tensor:
     return torch.from_numpy(matrices).to(like.device, like.dtype)
 
 
@@ -236,6 +240,17 @@ def _blur_some(images: Tensor, sigmas: npt.NDArray[np.float32]) -> None:
     rows = torch.from_numpy(np.flatnonzero(sigmas > 0)).to(images.device)
     if len(rows):
         images[rows] = blur(images[rows], torch.from_numpy(sigmas).to(images.device)[rows])
+
+
+def _lay_on_canvas(images: Tensor, looks: Views, choices: Choices) -> None:
+    """Replace what lies beyond the crop or the photo by the ground."""
+    size = images.shape[-1]
+    for row in np.flatnonzero(choices.zoom[:, 0] > 0):
+        maps = _as_tensor(np.concatenate([looks.to_crop[row], looks.to_photo[row]]), images)
+        outside = ((_points(size, images.device) @ maps.T).abs() > 1).any(dim=2)
+        images[row] = torch.where(
+            outside, _as_tensor(choices.ground[row], images)[:, None, None], images[row]
+        )
 
 
 def _paste_all(images: Tensor, looks: Views, choices: Choices, overlays: Overlays) -> None:

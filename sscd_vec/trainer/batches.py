@@ -14,7 +14,7 @@ from sscd_vec.trainer.augment import augment
 from sscd_vec.trainer.mix import Batch, mix
 from sscd_vec.trainer.overlay import Overlays
 from sscd_vec.trainer.pixels import PixelSource
-from sscd_vec.trainer.recipe import NO_MIX, Recipe, draw, generator
+from sscd_vec.trainer.recipe import NO_MIX, Recipe, draw_pairs, generator
 
 EPOCHS_KEY = 1 << 63  # epochs' generators are keyed apart from steps'
 
@@ -69,7 +69,7 @@ class Batches:
     def __call__(self, step: int) -> Batch:
         """This rank's share: both views of its images, first views first."""
         numbers = self.numbers(step)
-        choices = draw(self.recipe, 2 * self.batch, generator(self.seed, step))
+        choices = draw_pairs(self.recipe, self.batch, generator(self.seed, step))
         share = self.batch // self.ranks
         images = np.arange(self.rank * share, (self.rank + 1) * share)
         own = np.concatenate([images, self.batch + images])  # view 0 of image i is row i

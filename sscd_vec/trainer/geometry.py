@@ -3,7 +3,8 @@
 Coordinates are centred and in units of the image's height, so that a photo of aspect ratio ``a``
 spans ``a x 1`` whatever pixels hold it. An output point ``u`` in [-1, 1]^2 goes back through
 
-    x3 = centre + extent * u          crop, inside the rotated frame
+    v = zoom * u + shift              canvas: the view is where v is in [-1, 1]^2
+    x3 = centre + extent * v          crop, inside the rotated frame
     x2 = R(angle) x3                  free rotation; text and emoji are placed in this frame
     x1 = R(90 deg * quarters) x2      quarter turns
     x0 = flip x1                      horizontal flip: a point of the photo
@@ -27,11 +28,13 @@ class Views:
         to_photo: (n, 2, 3) from output to the photo's own [-1, 1]^2: what ``affine_grid`` takes.
         to_frame: (n, 2, 3) from output to the frame in which overlays are placed, in heights.
         frame: (n, 2) width and height of that frame.
+        to_crop: (n, 2, 3) from output to the crop's [-1, 1]^2, beyond which lies the canvas.
     """
 
     to_photo: Matrices
     to_frame: Matrices
     frame: Matrices
+    to_crop: Matrices
 
 
 def views_of(choices: Choices, aspects: npt.NDArray[np.float32]) -> Views:
@@ -39,20 +42,31 @@ def views_of(choices: Choices, aspects: npt.NDArray[np.float32]) -> Views:
     count = len(choices)
     photo = np.stack([aspects.astype(np.float64), np.ones(count)], axis=1)
     turned = np.where((choices.quarters % 2 == 1)[:, None], photo[:, ::-1], photo)
-    inner = largest_upright(turned, choices.angle.astype(np.float64))
+    angle = choices.angle.astype(np.float64)
+    zoom = choices.zoom.astype(np.float64)
+    canvas = zoom > 0
+    inner = np.where(canvas, smallest_around(turned, angle), largest_upright(turned, angle))
     centre, extent = crop_boxes(
         inner, choices.crop_area, choices.crop_ratio, choices.crop_place.astype(np.float64)
     )
     whole = (choices.whole == 1)[:, None]
     centre, extent = np.where(whole, 0.0, centre), np.where(whole, inner / 2, extent)
-    crop = np.zeros((count, 2, 3))
-    crop[:, 0, 0], crop[:, 1, 1] = extent.T
-    crop[:, :, 2] = centre
-    to_frame = rotations(choices.angle.astype(np.float64)) @ crop
+    zoom = np.where(canvas, zoom, 1.0)
+    shift = (1 - 2 * choices.canvas_place.astype(np.float64)) * (zoom - 1)
+    to_crop = scalings(zoom, shift)
+    to_frame = rotations(angle) @ scalings(extent * zoom, centre + extent * shift)
     unturned = rotations(choices.quarters.astype(np.float64) * (np.pi / 2)) @ to_frame
     mirror = np.where(choices.flip == 1, -1.0, 1.0)
     scale = np.stack([mirror, np.ones(count)], axis=1) * 2 / photo
-    return Views(scale[:, :, None] * unturned, to_frame, turned)
+    return Views(scale[:, :, None] * unturned, to_frame, turned, to_crop)
+
+
+def scalings(factor: Matrices, shift: Matrices) -> Matrices:
+    """(n, 2, 3) maps ``factor * u + shift``."""
+    maps = np.zeros((len(factor), 2, 3))
+    maps[:, 0, 0], maps[:, 1, 1] = factor.T
+    maps[:, :, 2] = shift
+    return maps
 
 
 def rotations(angle: Matrices) -> Matrices:
@@ -88,6 +102,13 @@ def largest_upright(frame: Matrices, angle: Matrices) -> Matrices:
         )
     inner: Matrices = np.where(two_corners[:, None], two, four)
     return inner
+
+
+def smallest_around(frame: Matrices, angle: Matrices) -> Matrices:
+    """Width and height of the smallest upright rectangle around a rotated frame."""
+    sin, cos = np.abs(np.sin(angle))[:, None], np.abs(np.cos(angle))[:, None]
+    around: Matrices = frame * cos + frame[:, ::-1] * sin
+    return around
 
 
 def crop_boxes(

@@ -12,7 +12,8 @@ advanced    + quarter turn, text, emoji, free rotation before the crop; JPEG aft
 + mixup     + mixup and cutmix with another view of the batch
 ========== ==================================================================================
 
-``crop`` below 1, ``noise``, ``pixelize`` and ``paste`` are not in the paper's sets.
+``crop`` below 1, ``untouched``, ``canvas``, ``filter``, ``noise``, ``pixelize`` and ``paste`` are
+not in the paper's sets.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sscd_vec.trainer.config import AugmentationSet
+from sscd_vec.trainer.filters import FILTERS
 
 CROP_TRIES = 10
 BLUR_SIZE = 224  # blur sigmas are pixels at this image size, and scale with the training size
@@ -35,6 +37,7 @@ NO_MIX, MIXUP, CUTMIX, PASTE = range(4)
 LIMITS = {
     "crop_area": (1e-4, 1.0),
     "crop_ratio": (1e-2, 1e2),
+    "canvas_zoom": (1.0, 10.0),
     "brightness": (0.0, 10.0),
     "contrast": (0.0, 10.0),
     "saturation": (0.0, 10.0),
@@ -50,10 +53,13 @@ class Recipe:
     """Probabilities and strengths, per view. Ranges are uniform.
 
     Attributes:
-        crop: Probability of a random resized crop; other views show the whole image, as
-            references do in a search.
+        untouched: Probability that the first view of an image is the image itself, as references
+            are in a search; all else below then concerns the second view only.
+        crop: Probability of a random resized crop; other views show the whole image.
         crop_area: Part of the image a crop keeps.
         crop_ratio: Width / height of a crop, log-uniform.
+        canvas: Probability of a plain ground around the view, and in the corners of a rotation.
+        canvas_zoom: How much wider and higher the ground is than the view.
         flip: Probability of a horizontal flip.
         jitter: Probability of the colour jitter.
         brightness: Factor in ``1 -+ brightness``; ``contrast`` and ``saturation`` likewise.
@@ -61,6 +67,7 @@ class Recipe:
         saturation: See ``brightness``.
         hue: Shift in ``-+ hue`` turns of the colour circle.
         grayscale: Probability of grayscale.
+        filter: Probability of one of ``filters.py``.
         blur: Probability of a Gaussian blur.
         blur_sigma: Its sigma in pixels at 224, scaled with the training size.
         quarter_turn: Probability of a rotation by 90, 180 or 270 degrees.
@@ -84,9 +91,12 @@ class Recipe:
         mix_alpha: gamma ~ Beta(alpha, alpha), the part kept of the view itself.
     """
 
+    untouched: float = 0.0
     crop: float = 1.0
     crop_area: tuple[float, float] = (0.08, 1.0)
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    canvas: float = 0.0
+    canvas_zoom: tuple[float, float] = (1.0, 1.8)
     flip: float = 0.5
     jitter: float = 0.8
     brightness: float = 0.8
@@ -94,6 +104,7 @@ class Recipe:
     saturation: float = 0.8
     hue: float = 0.2
     grayscale: float = 0.2
+    filter: float = 0.0
     blur: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     quarter_turn: float = 0.0
@@ -154,6 +165,8 @@ STRONG_BLUR = replace(SIMCLR, blur_sigma=(1.0, 5.0))
 ADVANCED = replace(STRONG_BLUR, quarter_turn=0.05, rotation=0.05, text=0.1, emoji=0.2, jpeg=0.2)
 ADVANCED_MIXUP = replace(ADVANCED, mixup=0.025, cutmix=0.025)
 
+NOTHING = Recipe(crop=0.0, flip=0.0, jitter=0.0, grayscale=0.0, blur=0.0)
+
 RECIPES: dict[AugmentationSet, Recipe] = {
     "simclr": SIMCLR,
     "strong_blur": STRONG_BLUR,
@@ -192,6 +205,11 @@ class Choices:
         gamma: (n,) part kept of the view itself.
         partner: (n,) the other view, a row of these choices.
         cut_place: (n, 2) where cutmix and paste put the other view, 0 to 1.
+        zoom: (n, 2) width and height of the canvas over those of the view; 0 is off.
+        canvas_place: (n, 2) where on the canvas the view lies, 0 to 1.
+        ground: (n, 3) colour of the canvas.
+        filter: (n,) a row of ``FILTERS``; -1 is off.
+        filter_strength: (n,) 0 to 1.
     """
 
     flip: Ints
@@ -216,6 +234,11 @@ class Choices:
     gamma: Floats
     partner: Ints
     cut_place: Floats
+    zoom: Floats
+    canvas_place: Floats
+    ground: Floats
+    filter: Ints
+    filter_strength: Floats
 
     def __len__(self) -> int:
         """How many views."""
@@ -225,10 +248,29 @@ class Choices:
         """The choices of some views."""
         return Choices(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
+    def with_rows(self, rows: npt.NDArray[np.bool_], others: "Choices") -> "Choices":
+        """The same choices, but some views' taken from ``others``."""
+
+        def chosen(name: str) -> npt.NDArray[Any]:
+            ours, theirs = getattr(self, name), getattr(others, name)
+            picked: npt.NDArray[Any] = np.where(
+                rows.reshape(-1, *[1] * (ours.ndim - 1)), theirs, ours
+            )
+            return picked
+
+        return Choices(**{f.name: chosen(f.name) for f in fields(self)})
+
 
 def generator(seed: int, step: int) -> np.random.Generator:
     """The random numbers of one step of one run."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, step], dtype=np.uint64)))
+
+
+def draw_pairs(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
+    """Choose the edits of two views of ``count`` images, first views first."""
+    choices = draw(recipe, 2 * count, random)
+    untouched = (random.random(2 * count) < recipe.untouched) & (np.arange(2 * count) < count)
+    return choices.with_rows(untouched, draw(NOTHING, 2 * count, random))
 
 
 def draw(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
@@ -306,4 +348,24 @@ def draw(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
             random.integers(recipe.pixelize_cells[0], recipe.pixelize_cells[1] + 1, count),
             0,
         ),
+        zoom=np.where(happens(recipe.canvas)[:, None], _zooms(recipe, count, random), 0),
+        canvas_place=between(0, 1, 2),
+        ground=_grounds(count, random),
+        filter=np.where(happens(recipe.filter), random.integers(0, len(FILTERS), count), -1),
+        filter_strength=between(0, 1),
     )
+
+
+def _zooms(recipe: Recipe, count: int, random: np.random.Generator) -> Floats:
+    """Frames on all sides, or bands: half of the canvases are larger in one direction only."""
+    zoom = random.uniform(*recipe.canvas_zoom, (count, 2))
+    band = random.integers(0, 4, count)  # 0 and 1 keep that side, the others none
+    zoom[np.arange(2) == band[:, None]] = 1.0
+    return zoom.astype(np.float32)
+
+
+def _grounds(count: int, random: np.random.Generator) -> Floats:
+    """Black, white or any colour, each a third of the time."""
+    kind = random.integers(0, 3, (count, 1))
+    colour = random.random((count, 3))
+    return np.where(kind == 2, colour, kind).astype(np.float32)

@@ -43,17 +43,23 @@ def rows_of(
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), [("raw", None), ("centred", "centre"), ("whitened", "whiten")]
+    ("name", "mode", "eps"),
+    [
+        ("raw", None, 0),
+        ("centred", "centre", 0),
+        ("whitened", "whiten", 0),
+        ("whitened", "whiten", 0.3),
+    ],
 )
 def test_scores_are_those_of_the_normalizer(
-    name: str, mode: Mode | None, disc_like: Path, shards: dict[str, Shards]
+    name: str, mode: Mode | None, eps: float, disc_like: Path, shards: dict[str, Shards]
 ) -> None:
     data = read_disc(disc_like)
     z = {split: part.array() for split, part in shards.items()}
     dim = None if name == "raw" else 6
-    plain, normalized = rows_of(Transform(name, dim), disc_like, shards, k=None)
+    plain, normalized = rows_of(Transform(name, dim, shrinkage=eps), disc_like, shards, k=None)
     for row, norm in ((plain, None), (normalized, ScoreNorm())):
-        fitted = Normalizer.fit(z["training"], whitening=mode, dim=dim, score_norm=norm)
+        fitted = Normalizer.fit(z["training"], whitening=mode, dim=dim, eps=eps, score_norm=norm)
         expected = fitted.scores(z["queries"], z["references"])
         assert len(row.predictions) == expected.size
         q = [data.queries.ids.index(query) for query in row.predictions.query_ids]
@@ -113,6 +119,9 @@ def test_transforms_of_the_paper() -> None:
         ("raw", None), ("centred", None), ("whitened", None), ("centred", 256), ("whitened", 256),
     ]  # fmt: skip
     assert [t.dim for t in standard_transforms(128)] == [None, None, None]
+    assert [t.label for t in standard_transforms(128, shrinkages=[0.1, 0.85])[2:]] == [
+        "whitened", "whitened, shrunk by 0.1", "whitened, shrunk by 0.85",
+    ]  # fmt: skip
     assert [t.dim for t in dimension_sweep(512)] == [512, 384, 256, 128, 64]
 
 

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +16,9 @@ from sscd_vec.trainer.augment import (
     pixelize,
     recolour,
 )
+from sscd_vec.trainer.filters import FILTERS, invert
 from sscd_vec.trainer.overlay import Overlays
-from sscd_vec.trainer.recipe import ADVANCED_MIXUP, SIMCLR, Choices, draw, generator
+from sscd_vec.trainer.recipe import ADVANCED_MIXUP, NOTHING, SIMCLR, Choices, draw, generator
 from tests.trainer.photos import photo
 
 OVERLAYS = Overlays()
@@ -142,6 +144,44 @@ def test_noise_pixels_and_whole_views_reach_the_views() -> None:
     torch.testing.assert_close(squares, pixelize(whole, 8), atol=1e-5, rtol=0)
 
 
+def test_a_canvas_surrounds_the_whole_view() -> None:
+    source, aspects = pixels(1), np.ones(1, dtype=np.float32)
+    drawn = draw(NOTHING.with_changes({"canvas": 1.0}), 1, generator(0, 0))
+    wide = np.array([[2.0, 1.0]], dtype=np.float32)
+    right = np.array([[1.0, 0.5]], dtype=np.float32)
+    ground = np.array([[0.2, 0.4, 0.6]], dtype=np.float32)
+    choices = replace(drawn, zoom=wide, canvas_place=right, ground=ground)
+    view = augment(source, aspects, choices, 40, OVERLAYS)[0]
+    band = torch.from_numpy(ground[0])[:, None, None].expand(3, 40, 20)
+    torch.testing.assert_close(view[:, :, :20], band)
+    shrunk = source[0].permute(2, 0, 1).float().view(3, 40, 20, 2)[..., 0:2].mean(dim=3) / 255
+    torch.testing.assert_close(view[:, :, 20:], shrunk, atol=1e-5, rtol=0)
+
+
+def test_a_canvas_shows_the_corners_of_a_rotation_and_leaves_other_views_alone() -> None:
+    white = torch.full((2, 40, 40, 3), 255, dtype=torch.uint8)
+    drawn = draw(NOTHING.with_changes({"canvas": 1.0, "rotation": 1.0}), 2, generator(0, 0))
+    choices = replace(
+        drawn,
+        angle=np.full(2, np.pi / 4, dtype=np.float32),
+        zoom=np.array([[1, 1], [0, 0]], dtype=np.float32),
+        ground=np.zeros((2, 3), dtype=np.float32),
+    )
+    turned, plain = augment(white, np.ones(2, dtype=np.float32), choices, 160, OVERLAYS)[:, 0]
+    assert turned[0, 0] == turned[159, 159] == 0 and turned[80, 1] == turned[1, 80] == 1
+    assert float(turned.mean()) == pytest.approx(0.5, abs=0.02), "a square on its corner"
+    assert (plain == 1).all()
+
+
+def test_a_filter_reaches_the_view_that_drew_it() -> None:
+    source, aspects = pixels(2), np.ones(2, dtype=np.float32)
+    drawn = draw(NOTHING, 2, generator(0, 0))
+    inverted = replace(drawn, filter=np.array([-1, FILTERS.index(invert)]))
+    plain, filtered = (augment(source, aspects, c, 40, OVERLAYS) for c in (drawn, inverted))
+    torch.testing.assert_close(filtered[0], plain[0])
+    torch.testing.assert_close(filtered[1], 1 - plain[1])
+
+
 def test_paste_covers_where_the_sprite_is_and_nothing_else() -> None:
     image = torch.zeros(3, 8, 8)
     red = np.tile(np.array([1, 0, 0, 1], dtype=np.float32), (4, 4, 1))
@@ -153,7 +193,8 @@ def test_paste_covers_where_the_sprite_is_and_nothing_else() -> None:
 
 
 def test_views_are_the_same_in_any_grouping_and_order() -> None:
-    choices = draw(ADVANCED_MIXUP, 70, generator(5, 1))
+    changes = {"canvas": 0.3, "filter": 0.3, "noise": 0.1, "pixelize": 0.1}
+    choices = draw(ADVANCED_MIXUP.with_changes(changes), 70, generator(5, 1))
     source, aspects = pixels(35), np.linspace(0.5, 2, 35).astype(np.float32)
     rows = np.arange(70) % 35
     together = augment(source, aspects, choices, 32, OVERLAYS, rows)

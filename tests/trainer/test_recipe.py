@@ -1,17 +1,22 @@
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
+from sscd_vec.trainer.filters import FILTERS
 from sscd_vec.trainer.recipe import (
     ADVANCED,
     ADVANCED_MIXUP,
     CUTMIX,
     MIXUP,
+    NOTHING,
     PASTE,
     RECIPES,
     SIMCLR,
     STRONG_BLUR,
     Choices,
     draw,
+    draw_pairs,
     generator,
 )
 
@@ -133,6 +138,7 @@ def test_overrides_take_lists_and_refuse_unknown_names() -> None:
         ("jpeg_quality", [0.5, 90.5]),
         ("pixelize_cells", [0, 8]),
         ("noise_sigma", [0.1, 2.0]),
+        ("canvas_zoom", [0.5, 2.0]),
         ("mix_alpha", 0),
     ],
 )
@@ -149,16 +155,49 @@ def test_a_view_is_mixed_once() -> None:
 def test_what_the_paper_has_not_is_off_in_its_sets() -> None:
     for recipe in RECIPES.values():
         assert (recipe.crop, recipe.noise, recipe.pixelize, recipe.paste) == (1, 0, 0, 0)
-    drawn = draw(ADVANCED_MIXUP, COUNT, generator(0, 0))
+        assert (recipe.untouched, recipe.canvas, recipe.filter) == (0, 0, 0)
+    drawn = draw_pairs(ADVANCED_MIXUP, COUNT // 2, generator(0, 0))
     assert not drawn.whole.any() and not drawn.noise_sigma.any() and not drawn.cells.any()
+    assert not drawn.zoom.any() and (drawn.filter == -1).all()
 
 
 def test_probabilities_of_what_the_paper_has_not() -> None:
-    changes = {"crop": 0.7, "noise": 0.2, "pixelize": 0.1}
+    changes = {"crop": 0.7, "noise": 0.2, "pixelize": 0.1, "canvas": 0.25, "filter": 0.15}
     drawn = draw(ADVANCED_MIXUP.with_changes(changes), COUNT, generator(0, 0))
-    for happened, probability in ((drawn.whole, 0.3), (drawn.noise_sigma, 0.2), (drawn.cells, 0.1)):
+    for happened, probability in (
+        (drawn.whole, 0.3),
+        (drawn.noise_sigma, 0.2),
+        (drawn.cells, 0.1),
+        (drawn.zoom[:, 0], 0.25),
+        (drawn.filter + 1, 0.15),
+    ):
         spread = (probability * (1 - probability) / COUNT) ** 0.5
         assert abs(np.count_nonzero(happened) / COUNT - probability) < 5 * spread
     sigmas, cells = drawn.noise_sigma[drawn.noise_sigma > 0], drawn.cells[drawn.cells > 0]
     assert sigmas.min() >= 0.05 and sigmas.max() <= 0.4
     assert (cells.min(), cells.max()) == (12, 64)
+    zoom = drawn.zoom[drawn.zoom[:, 0] > 0]
+    assert zoom.min() == 1 and zoom.max() <= 1.8
+    bands = (zoom == 1).sum(axis=1)
+    assert set(bands) == {0, 1} and bands.mean() == pytest.approx(0.5, abs=0.02)
+    for plain in (0, 1):  # black, white
+        assert (drawn.ground == plain).all(axis=1).mean() == pytest.approx(1 / 3, abs=0.02)
+    assert set(drawn.filter) == {-1, *range(len(FILTERS))}
+
+
+def test_first_views_are_left_untouched_and_second_views_are_not() -> None:
+    pairs = COUNT // 2
+    edited = ADVANCED_MIXUP.with_changes({"rotation": 1.0, "mixup": 1.0, "cutmix": 0.0})
+    drawn = draw_pairs(edited.with_changes({"untouched": 0.4}), pairs, generator(0, 0))
+    untouched = drawn.angle == 0
+    assert untouched[:pairs].mean() == pytest.approx(0.4, abs=5 * (0.24 / pairs) ** 0.5)
+    assert not untouched[pairs:].any()
+    left, nothing = drawn.take(np.flatnonzero(untouched)), draw(NOTHING, 1, generator(0, 0))
+    for name in ("flip", "quarters", "colour", "grayscale", "blur_sigma", "text", "emoji", "mix"):
+        assert (getattr(left, name) == getattr(nothing, name)).all(), name
+    assert left.whole.all() and (left.jpeg == -1).all()
+    # Those that are edited are edited as without it.
+    plain, rows = draw_pairs(edited, pairs, generator(0, 0)), np.flatnonzero(~untouched)
+    for field in fields(Choices):
+        expected = getattr(plain.take(rows), field.name)
+        assert np.array_equal(getattr(drawn.take(rows), field.name), expected)
