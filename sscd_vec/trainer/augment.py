@@ -1,8 +1,9 @@
 """Apply chosen edits to a batch of photos, as tensor operations over the whole batch.
 
 Flip, turns, rotation and crop are one bilinear resample (``geometry.py``); colour jitter and
-grayscale one 3 x 4 matrix per view; blur two matrix products. Canvas, text, emoji, filters, noise,
-pixels and JPEG touch the few views that drew them. Nothing here is random: see ``recipe.py``.
+grayscale one 3 x 4 matrix per view; blur two matrix products. Canvas, text, emoji, scribbles,
+filters, noise, pixels and JPEG touch the few views that drew them. Nothing here is random: see
+``recipe.py``.
 """
 
 import functools
@@ -17,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (the field's name for it)
 
 from sscd_vec.trainer.filters import FILTERS
-from sscd_vec.trainer.geometry import Views, views_of
-from sscd_vec.trainer.overlay import Overlays, Sprite, rendered_size
+from sscd_vec.trainer.geometry import Views, cut_box, views_of
+from sscd_vec.trainer.overlay import Overlays, Sprite, rendered_size, scribble
 from sscd_vec.trainer.recipe import BLUR_SIZE, Choices
 
 GROUP = 64  # views at once: enough to fill the vector units, few enough to stay in cache
@@ -35,6 +36,7 @@ def augment(
     size: int,
     overlays: Overlays,
     rows: npt.NDArray[np.int64] | None = None,
+    insets: Tensor | None = None,
 ) -> Tensor:
     """Edit photos into training views.
 
@@ -45,6 +47,8 @@ def augment(
         size: Side of the views.
         overlays: Fonts and emoji.
         rows: (n,) the photo of each view; None if m = n, one view each.
+        insets: (n, 3, size, size) finished views, pasted into these where ``cut_box`` says before
+            colours, text and all that follows is laid over both.
 
     Returns:
         float32 ``(n, 3, size, size)`` in [0, 1].
@@ -55,7 +59,12 @@ def augment(
         here = np.arange(start, min(start + GROUP, len(choices)))
         photos = torch.from_numpy(rows[here]).to(pixels.device)
         views[start : start + GROUP] = _augment_group(
-            pixels[photos], aspects[rows[here]], choices.take(here), size, overlays
+            pixels[photos],
+            aspects[rows[here]],
+            choices.take(here),
+            size,
+            overlays,
+            None if insets is None else insets[start : start + GROUP],
         )
     return views
 
@@ -66,11 +75,17 @@ def _augment_group(
     choices: Choices,
     size: int,
     overlays: Overlays,
+    insets: Tensor | None,
 ) -> Tensor:
     looks = views_of(choices, aspects)
     images = resample(pixels.permute(0, 3, 1, 2).float().div_(255), looks.to_photo, size)
     _lay_on_canvas(images, looks, choices)
+    if insets is not None:
+        _paste_insets(images, insets, choices)
     _paste_all(images, looks, choices, overlays)
+    for row in np.flatnonzero(choices.scribble >= 0):
+        layer = _as_tensor(scribble(int(choices.scribble[row]), size), images).permute(2, 0, 1)
+        images[row].mul_(1 - layer[3]).add_(layer[:3])
     images = recolour(images, choices)
     for row in np.flatnonzero(choices.filter >= 0):
         images[row] = FILTERS[choices.filter[row]](images[row], float(choices.filter_strength[row]))
@@ -168,8 +183,14 @@ def blur(images: Tensor, sigmas: Tensor) -> Tensor:
 
 
 def noisy(image: Tensor, sigma: float, seed: int) -> Tensor:
-    """Add Gaussian noise of ``sigma``, the same for the same ``seed``."""
+    """Add the noise that follows from ``seed``.
+
+    It is Gaussian for even seeds; for odd ones ``sigma / 2`` of the pixels become black or white.
+    """
     random = torch.Generator().manual_seed(seed)
+    if seed % 2:
+        draw = torch.rand(image.shape[1:], generator=random, dtype=image.dtype).to(image.device)
+        return torch.where(draw < sigma / 2, (draw < sigma / 4).to(image.dtype), image)
     noise = torch.randn(image.shape, generator=random, dtype=image.dtype)
     return noise.to(image.device).mul_(sigma).add_(image).clamp_(0, 1)
 
@@ -251,6 +272,15 @@ def _lay_on_canvas(images: Tensor, looks: Views, choices: Choices) -> None:
         images[row] = torch.where(
             outside, _as_tensor(choices.ground[row], images)[:, None, None], images[row]
         )
+
+
+def _paste_insets(images: Tensor, insets: Tensor, choices: Choices) -> None:
+    """Shrink each inset into its view's square."""
+    for image, inset, gamma, place in zip(
+        images, insets, choices.gamma.tolist(), choices.cut_place, strict=True
+    ):
+        part = image[cut_box(gamma, place, image.shape[-1])]
+        part[:] = F.interpolate(inset[None], part.shape[1:], mode="bilinear", antialias=True)[0]
 
 
 def _paste_all(images: Tensor, looks: Views, choices: Choices, overlays: Overlays) -> None:

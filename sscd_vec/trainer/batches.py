@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from sscd_vec.trainer.augment import augment
 from sscd_vec.trainer.mix import Batch, mix
 from sscd_vec.trainer.overlay import Overlays
 from sscd_vec.trainer.pixels import PixelSource
-from sscd_vec.trainer.recipe import NO_MIX, Recipe, draw_pairs, generator
+from sscd_vec.trainer.recipe import NO_MIX, PASTE, Recipe, draw_pairs, generator
 
 EPOCHS_KEY = 1 << 63  # epochs' generators are keyed apart from steps'
 
@@ -74,22 +75,31 @@ class Batches:
         images = np.arange(self.rank * share, (self.rank + 1) * share)
         own = np.concatenate([images, self.batch + images])  # view 0 of image i is row i
         mine = choices.take(own)
+        pasted = mine.mix == PASTE
         # A partner may belong to another rank: its view is made here once more, identically.
-        views = np.union1d(own, mine.partner[mine.mix != NO_MIX])
+        unpasted = np.union1d(own[~pasted], mine.partner[mine.mix != NO_MIX])
+        partners = np.searchsorted(unpasted, mine.partner).clip(max=len(unpasted) - 1)
+        views = np.concatenate([unpasted, own[pasted]])
         photos, photo_of_view = np.unique(views % self.batch, return_inverse=True)
         decoded = self.pixels.take(numbers[photos])
-        made = augment(
-            torch.from_numpy(decoded.pixels).to(self.device),
-            decoded.aspects,
-            choices.take(views),
-            self.size,
-            self.overlays,
-            rows=photo_of_view,
-        )
-        return mix(
-            made,
-            decoded.sources[photo_of_view],
-            mine,
-            rows=np.searchsorted(views, own),
-            partners=np.searchsorted(views, mine.partner).clip(max=len(views) - 1),
-        )
+        pixels = torch.from_numpy(decoded.pixels).to(self.device)
+
+        def made(part: slice, insets: Tensor | None = None) -> Tensor:
+            return augment(
+                pixels,
+                decoded.aspects,
+                choices.take(views[part]),
+                self.size,
+                self.overlays,
+                rows=photo_of_view[part],
+                insets=insets,
+            )
+
+        finished = made(slice(len(unpasted)))
+        if pasted.any():
+            insets = finished[torch.from_numpy(partners[pasted]).to(self.device)]
+            finished = torch.cat([finished, made(slice(len(unpasted), None), insets)])
+        rows = np.empty(len(own), dtype=np.int64)
+        rows[~pasted] = np.searchsorted(unpasted, own[~pasted])
+        rows[pasted] = np.arange(len(unpasted), len(views))
+        return mix(finished, decoded.sources[photo_of_view], mine, rows, partners)

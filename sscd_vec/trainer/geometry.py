@@ -146,3 +146,10 @@ def crop_boxes(
     size = np.where(fitted, size, central)
     centre = np.where(fitted, (place - 0.5) * (frame - size), 0.0)
     return centre, size / 2
+
+
+def cut_box(gamma: float, place: npt.NDArray[np.float32], side: int) -> tuple[slice, slice, slice]:
+    """The square of area ``1 - gamma`` of an image (c, side, side), ``place`` from 0 to 1."""
+    cut = max(1, round(side * (1 - gamma) ** 0.5))
+    top, left = (round(float(p) * (side - cut)) for p in place)
+    return slice(None), slice(top, top + cut), slice(left, left + cut)

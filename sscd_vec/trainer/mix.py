@@ -1,8 +1,8 @@
-"""Mixup, cutmix and paste per view, with the sources that make the losses see both.
+"""Mixup and cutmix per view, with the sources that make the losses see both.
 
 mixup (Zhang et al. 2018): ``gamma a + (1 - gamma) b``. cutmix (Yun et al. 2019): a square of
-b, of ``1 - gamma`` of the area, put into a at the same place. paste: all of b, shrunk into that
-square. A mixed view has two sources.
+b, of ``1 - gamma`` of the area, put into a at the same place. A mixed view has two sources, and so
+has one that another was pasted into (``augment.py``).
 """
 
 from typing import NamedTuple
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (the field's name for it)
 
-from sscd_vec.trainer.recipe import MIXUP, NO_MIX, PASTE, Choices
+from sscd_vec.trainer.geometry import cut_box
+from sscd_vec.trainer.recipe import CUTMIX, MIXUP, NO_MIX, Choices
 
 
 class Batch(NamedTuple):
@@ -35,7 +35,7 @@ def mix(
     Partners are taken before they are mixed themselves, so a view never has three sources.
 
     Args:
-        views: (m, 3, s, s) unmixed views.
+        views: (m, 3, s, s) unmixed views; what is pasted into them is there already.
         sources: (m,) the photo of each.
         choices: The choices of the n views wanted.
         rows: (n,) where each view wanted stands in ``views``.
@@ -45,28 +45,15 @@ def mix(
         The n views, mixed as chosen, and their sources; an unmixed one repeats its id.
     """
     images = views[torch.from_numpy(rows).to(views.device)]
-    side = images.shape[-1]
-    for i in np.flatnonzero(choices.mix != NO_MIX):
+    for i in np.flatnonzero((choices.mix == MIXUP) | (choices.mix == CUTMIX)):
         other = views[partners[i]]
         gamma = float(choices.gamma[i])
         if choices.mix[i] == MIXUP:
             images[i] = gamma * views[rows[i]] + (1 - gamma) * other
         else:
-            top, left, cut = cut_box(gamma, choices.cut_place[i], side)
-            box = (slice(None), slice(top, top + cut), slice(left, left + cut))
-            images[i][box] = _shrunk(other, cut) if choices.mix[i] == PASTE else other[box]
+            box = cut_box(gamma, choices.cut_place[i], images.shape[-1])
+            images[i][box] = other[box]
     mixed = choices.mix != NO_MIX
     first = sources[rows]
     second = np.where(mixed, sources[np.where(mixed, partners, 0)], first)
     return Batch(images, torch.from_numpy(np.stack([first, second], axis=1)).to(views.device))
-
-
-def cut_box(gamma: float, place: npt.NDArray[np.float32], side: int) -> tuple[int, int, int]:
-    """Top, left and side of the square of area ``1 - gamma`` inside the image, at ``place``."""
-    cut = max(1, round(side * (1 - gamma) ** 0.5))
-    top, left = (round(float(p) * (side - cut)) for p in place)
-    return top, left, cut
-
-
-def _shrunk(view: Tensor, side: int) -> Tensor:
-    return F.interpolate(view[None], (side, side), mode="bilinear", antialias=True)[0]

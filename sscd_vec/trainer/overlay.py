@@ -1,4 +1,4 @@
-"""Text and emoji to paste: fonts and pictures found once, sprites rendered by Pillow when drawn.
+"""Text, emoji and scribbles to paste: fonts and pictures found once, sprites rendered when drawn.
 
 Fonts come from the folder given, else from ``augly``'s assets if that package is installed, else
 from matplotlib's DejaVu fonts, else Pillow's built-in one. Emoji come from the folder given, else
@@ -81,10 +81,20 @@ class Overlays:
         else:
             picture = _sticker(random)
         wide = max(1, round(size * picture.width / picture.height))
-        pixels = np.asarray(picture.resize((wide, size), Image.Resampling.BILINEAR))
-        sprite = pixels.astype(np.float32) / np.float32(255)
-        sprite[..., :3] *= sprite[..., 3:]
-        return sprite
+        return _premultiplied(picture.resize((wide, size), Image.Resampling.BILINEAR))
+
+
+def scribble(seed: int, size: int) -> Sprite:
+    """One to five thick lines, straight or bent, over a square of ``size`` pixels."""
+    random = np.random.default_rng(seed)
+    picture = Image.new("RGBA", (size, size))
+    pen = ImageDraw.Draw(picture)
+    for _ in range(int(random.integers(1, 6))):
+        colour = tuple(int(c) for c in random.integers(0, 256, 3))
+        thick = max(1, round(size * random.uniform(0.01, 0.09)))
+        corners = random.uniform(0, size, (int(random.integers(2, 7)), 2))
+        pen.line([(x, y) for x, y in corners.tolist()], fill=colour, width=thick, joint="curve")
+    return _premultiplied(picture)
 
 
 def rendered_size(height: float) -> int:
@@ -141,6 +151,12 @@ def _write(font_path: str, size: int, string: str) -> npt.NDArray[np.float32] | 
     ImageDraw.Draw(canvas).text((-left, -top), string, fill=255, font=font)
     mask: npt.NDArray[np.float32] = np.asarray(canvas, dtype=np.float32) / np.float32(255)
     return mask if mask.any() else None
+
+
+def _premultiplied(picture: Image.Image) -> Sprite:
+    sprite = np.asarray(picture, dtype=np.float32) / np.float32(255)
+    sprite[..., :3] *= sprite[..., 3:]
+    return sprite
 
 
 def _tinted(mask: npt.NDArray[np.float32], colour: npt.NDArray[np.int64]) -> Sprite:

@@ -12,8 +12,8 @@ advanced    + quarter turn, text, emoji, free rotation before the crop; JPEG aft
 + mixup     + mixup and cutmix with another view of the batch
 ========== ==================================================================================
 
-``crop`` below 1, ``untouched``, ``canvas``, ``filter``, ``noise``, ``pixelize`` and ``paste`` are
-not in the paper's sets.
+``crop`` below 1, ``untouched``, ``canvas``, ``scribble``, ``filter``, ``noise``, ``pixelize`` and
+``paste`` are not in the paper's sets.
 """
 
 from collections.abc import Mapping
@@ -78,16 +78,19 @@ class Recipe:
         emoji: Probability of an emoji overlay.
         emoji_size: Its height as a part of the short side.
         emoji_opacity: Its opacity.
-        noise: Probability of Gaussian noise.
-        noise_sigma: Its standard deviation, where white is 1.
+        scribble: Probability of thick lines over the view.
+        noise: Probability of noise: Gaussian, or as often salt and pepper.
+        noise_sigma: Its standard deviation, where white is 1; salt and pepper hit half that share
+            of the pixels.
         pixelize: Probability of squares of one colour each.
         pixelize_cells: How many along a side.
         jpeg: Probability of JPEG compression.
         jpeg_quality: Its quality.
         mixup: Probability of mixup.
         cutmix: Probability of cutmix.
-        paste: Probability that another view, whole but smaller, is pasted into this one; it teaches
-            copies that are a small part of a picture.
+        paste: Probability that another view, whole but smaller, is pasted into this one before its
+            colours, text and all that follows is edited; it teaches copies that are a small part
+            of a picture.
         mix_alpha: gamma ~ Beta(alpha, alpha), the part kept of the view itself.
     """
 
@@ -115,6 +118,7 @@ class Recipe:
     emoji: float = 0.0
     emoji_size: tuple[float, float] = (0.1, 0.5)
     emoji_opacity: tuple[float, float] = (0.7, 1.0)
+    scribble: float = 0.0
     noise: float = 0.0
     noise_sigma: tuple[float, float] = (0.05, 0.4)
     pixelize: float = 0.0
@@ -210,6 +214,7 @@ class Choices:
         ground: (n, 3) colour of the canvas.
         filter: (n,) a row of ``FILTERS``; -1 is off.
         filter_strength: (n,) 0 to 1.
+        scribble: (n,) seed of the lines; -1 is off.
     """
 
     flip: Ints
@@ -239,6 +244,7 @@ class Choices:
     ground: Floats
     filter: Ints
     filter_strength: Floats
+    scribble: Ints
 
     def __len__(self) -> int:
         """How many views."""
@@ -353,6 +359,7 @@ def draw(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
         ground=_grounds(count, random),
         filter=np.where(happens(recipe.filter), random.integers(0, len(FILTERS), count), -1),
         filter_strength=between(0, 1),
+        scribble=np.where(happens(recipe.scribble), seeds(), -1),
     )
 
 

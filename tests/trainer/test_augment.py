@@ -17,7 +17,7 @@ from sscd_vec.trainer.augment import (
     recolour,
 )
 from sscd_vec.trainer.filters import FILTERS, invert
-from sscd_vec.trainer.overlay import Overlays
+from sscd_vec.trainer.overlay import Overlays, scribble
 from sscd_vec.trainer.recipe import ADVANCED_MIXUP, NOTHING, SIMCLR, Choices, draw, generator
 from tests.trainer.photos import photo
 
@@ -111,13 +111,22 @@ def test_jpeg_loses_what_pillow_loses(quality: int) -> None:
 
 def test_noise_has_its_sigma_and_follows_its_seed() -> None:
     gray = torch.full((3, 64, 64), 0.5)
-    noise = noisy(gray, 0.1, seed=1) - gray
+    noise = noisy(gray, 0.1, seed=2) - gray
     assert noise.std().item() == pytest.approx(0.1, rel=0.03)
     assert abs(noise.mean().item()) < 0.005
-    assert torch.equal(noisy(gray, 0.1, seed=1), noisy(gray, 0.1, seed=1))
-    assert not torch.equal(noisy(gray, 0.1, seed=1), noisy(gray, 0.1, seed=2))
-    strong = noisy(gray, 1.0, seed=1)
+    for seed in (1, 2):
+        assert torch.equal(noisy(gray, 0.1, seed), noisy(gray, 0.1, seed))
+        assert not torch.equal(noisy(gray, 0.1, seed), noisy(gray, 0.1, seed + 2))
+    strong = noisy(gray, 1.0, seed=2)
     assert strong.min() == 0 and strong.max() == 1
+
+
+def test_salt_and_pepper_hit_half_their_share_of_the_pixels() -> None:
+    gray = torch.full((3, 200, 200), 0.5)
+    hit = noisy(gray, 0.2, seed=1)
+    for level in (0, 1):
+        assert (hit == level).all(dim=0).float().mean().item() == pytest.approx(0.05, rel=0.1)
+    assert (hit == 0.5).all(dim=0).float().mean().item() == pytest.approx(0.9, rel=0.01)
 
 
 def test_pixelize_makes_squares_of_their_mean_colour() -> None:
@@ -171,6 +180,35 @@ def test_a_canvas_shows_the_corners_of_a_rotation_and_leaves_other_views_alone()
     assert turned[0, 0] == turned[159, 159] == 0 and turned[80, 1] == turned[1, 80] == 1
     assert float(turned.mean()) == pytest.approx(0.5, abs=0.02), "a square on its corner"
     assert (plain == 1).all()
+
+
+def test_an_inset_is_shrunk_into_its_square_and_edited_with_the_view() -> None:
+    striped = torch.zeros(1, 3, 40, 40)
+    striped[:, :, :, 20:] = 1.0
+    gray = torch.full((1, 40, 40, 3), 51, dtype=torch.uint8)
+    choices = replace(
+        draw(NOTHING, 1, generator(0, 0)),
+        gamma=np.array([0.75], dtype=np.float32),  # a quarter of the area: half the side
+        cut_place=np.array([[1.0, 0.0]], dtype=np.float32),  # bottom left
+        filter=np.array([FILTERS.index(invert)]),
+    )
+    view = augment(gray, np.ones(1, dtype=np.float32), choices, 40, OVERLAYS, insets=striped)[0, 0]
+    inset = view[20:, :20]
+    assert set(inset[:, :9].flatten().tolist()) == {1.0}
+    assert set(inset[:, 11:].flatten().tolist()) == {0.0}
+    torch.testing.assert_close(view[:20], torch.full((20, 40), 0.8))
+    torch.testing.assert_close(view[20:, 20:], torch.full((20, 20), 0.8))
+
+
+def test_scribbles_cover_some_of_the_view_that_drew_them() -> None:
+    source, aspects = pixels(2), np.ones(2, dtype=np.float32)
+    drawn = draw(NOTHING, 2, generator(0, 0))
+    scribbled = replace(drawn, scribble=np.array([-1, 5]))
+    plain, covered = (augment(source, aspects, c, 40, OVERLAYS) for c in (drawn, scribbled))
+    torch.testing.assert_close(covered[0], plain[0])
+    lines = torch.from_numpy(scribble(5, 40)).permute(2, 0, 1)
+    torch.testing.assert_close(covered[1], torch.where(lines[3] == 1, lines[:3], plain[1]))
+    assert 0.01 < float(lines[3].mean()) < 0.9
 
 
 def test_a_filter_reaches_the_view_that_drew_it() -> None:

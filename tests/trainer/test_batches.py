@@ -3,15 +3,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812
 
 from sscd_vec.trainer.batches import Batches
 from sscd_vec.trainer.data import find_photos
+from sscd_vec.trainer.geometry import cut_box
 from sscd_vec.trainer.overlay import Overlays
 from sscd_vec.trainer.pixels import MemoryPixels
-from sscd_vec.trainer.recipe import ADVANCED_MIXUP
+from sscd_vec.trainer.recipe import ADVANCED_MIXUP, NOTHING, PASTE, draw_pairs, generator
 from tests.trainer.photos import write_folder
 
-RECIPE = ADVANCED_MIXUP.with_changes({"mixup": 0.2, "cutmix": 0.2})
+RECIPE = ADVANCED_MIXUP.with_changes({"mixup": 0.2, "cutmix": 0.2, "paste": 0.2})
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,30 @@ def test_ranks_share_exactly_the_one_process_batch(pixels: MemoryPixels) -> None
             rows = order + 4 * rank
             assert torch.equal(part.sources, whole.sources[rows])
             torch.testing.assert_close(part.images, whole.images[rows], atol=1e-5, rtol=0)
+
+
+def test_pasted_views_show_their_partners_and_name_both(pixels: MemoryPixels) -> None:
+    quiet = NOTHING.with_changes({"paste": 0.5})
+    batch = Batches(pixels, quiet, Overlays(), 32, 8, seed=3)(0)
+    choices = draw_pairs(quiet, 8, generator(3, 0))
+    pasted = np.flatnonzero(choices.mix == PASTE)
+    assert 0 < len(pasted) < 16
+    own = batch.sources[:, 0]
+    assert torch.equal(batch.sources[pasted, 1], own[choices.partner[pasted]])
+    plain = np.setdiff1d(np.arange(16), pasted)
+    assert torch.equal(batch.sources[plain, 1], own[plain])
+    photos = torch.from_numpy(pixels.take(own.numpy()).pixels).permute(0, 3, 1, 2) / 255
+    for row in pasted:
+        box = cut_box(float(choices.gamma[row]), choices.cut_place[row], 32)
+        partner = photos[choices.partner[row]][None]
+        size = batch.images[row][box].shape[1:]
+        inset = F.interpolate(partner, size, mode="bilinear", antialias=True)[0]
+        torch.testing.assert_close(batch.images[row][box], inset, atol=1e-4, rtol=0)
+        around = torch.ones(3, 32, 32, dtype=torch.bool)
+        around[box] = False
+        torch.testing.assert_close(
+            batch.images[row][around], photos[row][around], atol=1e-4, rtol=0
+        )
 
 
 def test_a_step_does_not_depend_on_those_before(pixels: MemoryPixels) -> None:

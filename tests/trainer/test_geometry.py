@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sscd_vec.trainer.augment import resample
-from sscd_vec.trainer.geometry import crop_boxes, largest_upright, views_of
+from sscd_vec.trainer.geometry import crop_boxes, cut_box, largest_upright, views_of
 from sscd_vec.trainer.recipe import ADVANCED, Choices, draw, generator
 
 NO_CROP = {"crop_area": (1.0, 1.0), "crop_ratio": (1.0, 1.0)}
@@ -82,3 +82,14 @@ def test_a_frame_too_long_for_any_candidate_gets_a_central_crop() -> None:
     centre, half = crop_boxes(np.array([[9.0, 1.0]]), one, one, np.array([[0.9, 0.9]]))
     assert centre.tolist() == [[0.0, 0.0]]
     assert half.tolist() == [[0.5, 0.5]]
+
+
+def test_cut_lies_inside_and_has_its_area() -> None:
+    random = np.random.default_rng(0)
+    for gamma in (*random.uniform(0, 1, 200), 1.0):
+        place = random.uniform(0, 1, 2).astype(np.float32)
+        channels, *sides = cut_box(float(gamma), place, 64)
+        assert channels == slice(None)
+        assert all(0 <= side.start < side.stop <= 64 for side in sides)
+        height, width = (side.stop - side.start for side in sides)
+        assert height == width and abs(width**2 / 64**2 - (1 - gamma)) < 0.02

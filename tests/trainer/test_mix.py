@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
-from sscd_vec.trainer.mix import cut_box, mix
-from sscd_vec.trainer.recipe import CUTMIX, MIXUP, NO_MIX, PASTE, SIMCLR, draw, generator
+from sscd_vec.trainer.mix import mix
+from sscd_vec.trainer.recipe import CUTMIX, MIXUP, NO_MIX, SIMCLR, draw, generator
 
 
 def test_mixup_and_cutmix_by_hand() -> None:
@@ -24,21 +24,6 @@ def test_mixup_and_cutmix_by_hand() -> None:
     assert batch.sources.dtype == torch.int64
 
 
-def test_paste_shrinks_the_whole_partner_into_its_square() -> None:
-    striped = torch.zeros(3, 8, 8)
-    striped[:, :, 4:] = 1.0
-    views = torch.stack([torch.full((3, 8, 8), 0.5), striped])
-    choices = draw(SIMCLR, 2, generator(0, 0))
-    choices.mix[:] = (PASTE, NO_MIX)
-    choices.gamma[0] = 0.75  # a quarter of the area: half the side
-    choices.cut_place[0] = (1.0, 0.0)  # bottom left
-    batch = mix(views, np.array([3, 4]), choices, np.arange(2), np.array([1, 0]))
-    pasted = batch.images[0, 0, 4:, :4]
-    assert set(pasted[:, 0].tolist()) == {0.0} and set(pasted[:, 3].tolist()) == {1.0}
-    assert (batch.images[0, :, :4] == 0.5).all() and (batch.images[0, :, :, 4:] == 0.5).all()
-    assert batch.sources.tolist() == [[3, 4], [4, 4]]
-
-
 def test_partners_are_taken_unmixed() -> None:
     views = torch.stack([torch.full((3, 4, 4), float(v)) for v in (0.0, 1.0)])
     choices = draw(SIMCLR, 2, generator(0, 0))
@@ -47,11 +32,3 @@ def test_partners_are_taken_unmixed() -> None:
     batch = mix(views, np.array([0, 1]), choices, np.arange(2), np.array([1, 0]))
     assert set(batch.images.flatten().tolist()) == {0.5}
     assert set(views[0].flatten().tolist()) == {0.0}, "the unmixed views are left alone"
-
-
-def test_cut_lies_inside_and_has_its_area() -> None:
-    random = np.random.default_rng(0)
-    for gamma in (*random.uniform(0, 1, 200), 1.0):
-        top, left, side = cut_box(float(gamma), random.uniform(0, 1, 2).astype(np.float32), 64)
-        assert 0 <= top and top + side <= 64 and 0 <= left and left + side <= 64
-        assert abs(side**2 / 64**2 - (1 - gamma)) < 0.02

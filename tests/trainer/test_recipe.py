@@ -155,14 +155,15 @@ def test_a_view_is_mixed_once() -> None:
 def test_what_the_paper_has_not_is_off_in_its_sets() -> None:
     for recipe in RECIPES.values():
         assert (recipe.crop, recipe.noise, recipe.pixelize, recipe.paste) == (1, 0, 0, 0)
-        assert (recipe.untouched, recipe.canvas, recipe.filter) == (0, 0, 0)
+        assert (recipe.untouched, recipe.canvas, recipe.scribble, recipe.filter) == (0, 0, 0, 0)
     drawn = draw_pairs(ADVANCED_MIXUP, COUNT // 2, generator(0, 0))
     assert not drawn.whole.any() and not drawn.noise_sigma.any() and not drawn.cells.any()
-    assert not drawn.zoom.any() and (drawn.filter == -1).all()
+    assert not drawn.zoom.any() and (drawn.filter == -1).all() and (drawn.scribble == -1).all()
 
 
 def test_probabilities_of_what_the_paper_has_not() -> None:
     changes = {"crop": 0.7, "noise": 0.2, "pixelize": 0.1, "canvas": 0.25, "filter": 0.15}
+    changes["scribble"] = 0.05
     drawn = draw(ADVANCED_MIXUP.with_changes(changes), COUNT, generator(0, 0))
     for happened, probability in (
         (drawn.whole, 0.3),
@@ -170,6 +171,7 @@ def test_probabilities_of_what_the_paper_has_not() -> None:
         (drawn.cells, 0.1),
         (drawn.zoom[:, 0], 0.25),
         (drawn.filter + 1, 0.15),
+        (drawn.scribble + 1, 0.05),
     ):
         spread = (probability * (1 - probability) / COUNT) ** 0.5
         assert abs(np.count_nonzero(happened) / COUNT - probability) < 5 * spread
