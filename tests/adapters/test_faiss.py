@@ -337,7 +337,19 @@ def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> Non
         ("PCAR16,Flat", "ip", r"reduce with Normalizer\.fit"),
         ("OPQ8_16,IVF4,PQ8", "l2", r"reduce with Normalizer\.fit"),
         ("L2norm,Flat", "l2", "leave L2norm out"),
+        ("PCAR32,Flat", "ip", "changes the inner products .* leave PCAR32 out"),
+        ("RR32,PCA32,IVF4,Flat", "ip", "leave PCA32 out"),
+        ("PCAW32,Flat", "l2", "changes the distances .* leave PCAW32 out"),
+        ("PCA16,RR32,Flat", "l2", "leave PCA16 out"),
+        ("ITQ32,Flat", "ip", "leave ITQ32 out"),
+        ("ITQ32,Flat", "l2", "leave ITQ32 out"),
         ("LSH", "l2", "compares bits"),
+        ("IVF4,ITQ32,SH1.2", "ip", "compares bits"),
+        ("IVF4,ITQ32,SH1.2", "l2", "compares bits"),
+        ("SQ8_direct", "ip", "keeps whole numbers only"),
+        ("IVF4,SQ8_direct_signed", "l2", "keeps whole numbers only"),
+        ("HNSW16_SQ8_direct", "l2", "keeps whole numbers only"),
+        ("Flat,Refine(SQ8_direct)", "ip", "keeps whole numbers only"),
         ("HNSW16_PQ8x4", "ip", "returns another metric"),
     ],
 )
@@ -349,6 +361,70 @@ def test_factories_that_cannot_give_scores_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         FaissIndex(normalizer, factory, metric)
+
+
+@pytest.mark.parametrize(
+    ("factory", "metric", "error"),
+    [
+        ("RR32,Flat", "ip", 1e-5),
+        ("RR40,IVF4,Flat", "ip", 1e-5),
+        ("Pad40,HNSW16", "ip", 1e-5),
+        ("PCAR32,Flat", "l2", 1e-5),
+        ("PCA16,Flat,RFlat", "ip", 1e-5),  # what refines sees whole vectors
+        ("SQfp16", "l2", 1e-3),  # values near 1 have steps of 5e-4 there
+        ("SQ8", "ip", 0.1),  # of 32 values, some beyond the range of the background's
+    ],
+)
+def test_what_keeps_scores_is_not_refused(
+    factory: str,
+    metric: Any,  # noqa: ANN401
+    error: float,
+    photos: Photos,
+    normalizer: Normalizer,
+) -> None:
+    made = FaissIndex(normalizer, factory, metric)
+    made.add(range(600), photos.references)
+    found = made.search(photos.queries, 5)
+    expected = normalizer.scores(photos.queries, photos.references)[found.queries, found.ids]
+    assert len(found.ids) == 200 and np.abs(found.scores - expected).max() < error
+
+
+def test_a_transform_that_training_makes_unscorable_is_refused_then(
+    photos: Photos, normalizer: Normalizer
+) -> None:
+    made = FaissIndex(normalizer, "PCAR32,Flat", "l2")
+    index: Any = made.index
+    rotation: Any = faiss.downcast_VectorTransform(index.chain.at(0))
+    rotation.eigen_power = -0.5  # now it whitens
+    for _ in range(2):
+        with pytest.raises(ValueError, match="trained on 2000 descriptors, changes the distances"):
+            made.add(photos.ids, photos.references)
+    assert len(made) == 0 == made.index.ntotal
+
+
+@pytest.mark.parametrize(
+    ("factory", "parameters", "exact"),
+    [
+        ("IVF8,Flat", {}, True),
+        ("IVF8,Flat", {"nprobe": 7}, False),
+        ("IVF8,Flat", {"max_codes": 200}, False),
+        ("IVF64_HNSW4,Flat", {"nprobe": 64}, False),
+        ("IVF8(IVF4,Flat),Flat", {"nprobe": 8}, False),
+    ],
+)
+def test_complete_is_claimed_only_if_every_list_is_searched_to_its_end(
+    photos: Photos,
+    normalizer: Normalizer,
+    factory: str,
+    parameters: dict[str, float],
+    exact: bool,
+) -> None:
+    made = FaissIndex(normalizer, factory, parameters=parameters)
+    made.add(photos.ids, photos.references)
+    everything = made.range_search(photos.queries, -10.0)
+    assert everything.complete == exact == made.search(photos.queries, 3).complete
+    if exact:
+        assert everything.counts.tolist() == [600] * 40
 
 
 @pytest.mark.parametrize("metric", ["ip", "l2"])

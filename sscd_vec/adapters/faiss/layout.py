@@ -2,11 +2,13 @@
 
 import math
 import re
-from typing import Any
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+
+from sscd_vec.adapters.faiss import scorable
+from sscd_vec.adapters.faiss.scorable import innermost
 
 REBUILD_BLOCK = 65_536
 PROBED_LISTS, EF_SEARCH = 16, 64
@@ -30,34 +32,11 @@ def new_index(dim: int, factory: str, metric: int) -> faiss.Index:
         except RuntimeError as error:
             refusal = error
             continue
-        problem = _unscorable(index, metric)
+        problem = scorable.problem(index, factory, metric)
         if problem:
             raise ValueError(f"factory: {factory!r} {problem}")
         return index
     raise ValueError(f"factory: FAISS refuses {factory!r} for {dim} dimensions: {refusal}")
-
-
-def _unscorable(index: faiss.Index, metric: int) -> str:
-    """Why no score can be read from what the index returns; empty if one can."""
-    outer, inner = faiss.downcast_index(index), _innermost(index)
-    if isinstance(outer, faiss.IndexIDMap):
-        return "numbers its rows itself; ids are kept here, leave IDMap out"
-    if isinstance(inner, faiss.IndexLSH):
-        return "compares bits, which have no score; use Flat, SQ, PQ, HNSW or IVF"
-    if inner.d < outer.d:
-        return (
-            "shortens vectors, and scores with them; reduce with Normalizer.fit(..., dim=...), "
-            "which does it before scores are made"
-        )
-    if isinstance(outer, faiss.IndexPreTransform):
-        chain: Any = outer.chain  # a C++ vector, whatever its type hint says
-        steps = [chain.at(i) for i in range(chain.size())]
-        transforms = map(faiss.downcast_VectorTransform, steps)
-        if any(isinstance(each, faiss.NormalizationTransform) for each in transforms):
-            return "changes the length of vectors, which scores are made of; leave L2norm out"
-    if inner.metric_type != metric:
-        return "returns another metric than asked for; FAISS makes it so. Try the other metric"
-    return ""
 
 
 def pad(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
@@ -68,7 +47,7 @@ def pad(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
 
 def reserve(index: faiss.Index, rows: int) -> None:
     """Make room for ``rows`` more, so that flat storage grows once and not block by block."""
-    inner = _innermost(index)
+    inner = innermost(index)
     if isinstance(inner, faiss.IndexHNSW):
         inner = faiss.downcast_index(inner.storage)
     if isinstance(inner, faiss.IndexFlatCodes):
@@ -82,14 +61,19 @@ def search_parameters(index: faiss.Index) -> dict[str, float]:
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         return {"nprobe": min(PROBED_LISTS, lists.nlist)}
-    return {"efSearch": EF_SEARCH} if isinstance(_innermost(index), faiss.IndexHNSW) else {}
+    return {"efSearch": EF_SEARCH} if isinstance(innermost(index), faiss.IndexHNSW) else {}
 
 
 def is_exact(index: faiss.Index) -> bool:
     """Whether a search compares with every vector, uncompressed."""
     if isinstance(index, faiss.IndexFlat):
         return True
-    return isinstance(index, faiss.IndexIVFFlat) and bool(index.nprobe >= index.nlist)
+    if not isinstance(index, faiss.IndexIVFFlat):
+        return False
+    # A graph or lists over the centroids find fewer lists than they are asked for, and max_codes
+    # stops before the last of them.
+    every_list = isinstance(faiss.downcast_index(index.quantizer), faiss.IndexFlat)
+    return every_list and bool(index.nprobe >= index.nlist and index.max_codes == 0)
 
 
 def has_range_search(index: faiss.Index) -> bool:
@@ -98,7 +82,7 @@ def has_range_search(index: faiss.Index) -> bool:
     A graph's range search stops at efSearch candidates, where its top-k search can be widened;
     that of fast-scan lists finds nothing at all with inner products.
     """
-    inner = _innermost(index)
+    inner = innermost(index)
     if isinstance(inner, faiss.IndexRefine):
         return has_range_search(inner.base_index)
     names = ("HNSW", "NSG", "NNDescent", "FastScan")
@@ -107,7 +91,7 @@ def has_range_search(index: faiss.Index) -> bool:
 
 def can_remove(index: faiss.Index) -> bool:
     """Whether the type can take rows out in place."""
-    inner = _innermost(index)
+    inner = innermost(index)
     return isinstance(inner, faiss.IndexFlatCodes | faiss.IndexIVF) and not isinstance(
         inner, faiss.IndexIVFFastScan | faiss.IndexIVFPQR
     )
@@ -116,7 +100,7 @@ def can_remove(index: faiss.Index) -> bool:
 def fits_gpu(index: faiss.Index) -> bool:
     """Whether FAISS can keep the type on a GPU."""
     kinds = {"IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexIVFFlat", "IndexIVFPQ"}
-    return type(_innermost(index)).__name__ in kinds | {"IndexIVFScalarQuantizer"}
+    return type(innermost(index)).__name__ in kinds | {"IndexIVFScalarQuantizer"}
 
 
 def without_dead(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
@@ -159,10 +143,3 @@ def _rebuilt(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
                 ) from error
             fresh.add(np.ascontiguousarray(vectors[block]))
     return fresh
-
-
-def _innermost(index: faiss.Index) -> faiss.Index:
-    inner = faiss.downcast_index(index)
-    if isinstance(inner, faiss.IndexPreTransform):
-        inner = faiss.downcast_index(inner.index)
-    return inner

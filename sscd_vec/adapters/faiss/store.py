@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.arguments import IdType
 from sscd_vec.adapters.columns import RowTable
-from sscd_vec.adapters.faiss import files, layout
+from sscd_vec.adapters.faiss import files, layout, scorable
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.adapters.sidecar import IndexFileError, save_pair
 from sscd_vec.normalize import Normalizer
@@ -121,7 +121,7 @@ class Store:
         """Train lists and quantizers.
 
         Raises:
-            ValueError: If FAISS cannot train on so few.
+            ValueError: If FAISS cannot train on so few, or made of them what gives no scores.
         """
         self.require_writable()
         self.changes += 1
@@ -134,6 +134,12 @@ class Store:
                 f"train: FAISS cannot train {self.factory} on {len(vectors)} descriptors; give "
                 f"more to train(descriptors), or use fewer lists ({error})"
             ) from error
+        problem = scorable.problem(self.index, self.factory, METRICS[self.metric])
+        if problem:
+            self.index.is_trained = False  # or the next add would take it as it is
+            raise ValueError(
+                f"train: {self.factory!r}, trained on {len(vectors)} descriptors, {problem}"
+            )
 
     def append(
         self,
