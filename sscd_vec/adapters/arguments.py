@@ -130,6 +130,11 @@ def as_rows(
         )
     if array.ndim == 1 and len(plain) == 1:
         array = array[None]
+    if array.ndim != 2 and (plain or array.size):
+        raise ValueError(
+            f"add: expected (n, d) descriptors, one row for each id, got shape {array.shape} for "
+            f"{len(plain)} ids; a single (d,) descriptor goes with a single id"
+        )
     if len(array) != len(plain):
         raise ValueError(
             f"add: expected as many descriptors as ids, got {len(array)} for {len(plain)} ids"

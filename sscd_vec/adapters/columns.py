@@ -1,7 +1,8 @@
 """Ids and metadata by row: what FAISS, which knows only row numbers, does not keep.
 
 Columns come from arrays (possibly mapped from a file, so that opening ten million rows costs
-nothing) and grow in Python lists behind them.
+nothing) and grow behind them. Reading changes nothing that another reader could see half done:
+many threads search at once.
 """
 
 import json
@@ -72,26 +73,29 @@ class StringColumn:
 
 
 class IntColumn:
-    """Integers by row: an array and a list of those appended since."""
+    """Integers by row: an array with room for more behind them."""
 
     def __init__(self, values: NDArray[np.int64]) -> None:
         """Take the ``(rows,)`` values."""
-        self._values = values
-        self._tail: list[int] = []
+        self._room = self._values = values
 
     def __len__(self) -> int:
         """Number of rows."""
-        return len(self._values) + len(self._tail)
+        return len(self._values)
 
     def extend(self, values: Iterable[int]) -> None:
         """Append rows."""
-        self._tail.extend(values)
+        added = np.fromiter(values, dtype=np.int64)
+        begin, end = len(self._values), len(self._values) + len(added)
+        if end > len(self._room):  # by half again, so that many small additions copy little
+            room = np.empty(max(end, begin + begin // 2), dtype=np.int64)
+            room[:begin] = self._values
+            self._room = room
+        self._room[begin:end] = added
+        self._values = self._room[:end]
 
     def array(self) -> NDArray[np.int64]:
-        """All values; what was appended joins the array, once."""
-        if self._tail:
-            tail = np.array(self._tail, dtype=np.int64)
-            self._values, self._tail = np.concatenate([self._values, tail]), []
+        """All values; not to be written to."""
         return self._values
 
 
@@ -128,24 +132,26 @@ class RowTable:
     @property
     def row_of(self) -> dict[str | int, int]:
         """Living rows by id; made on first need, so that who only searches never pays for it."""
-        if self._row_of is None:
+        row_of = self._row_of
+        if row_of is None:
             ids: list[Any] = []
             if isinstance(self._ids, IntColumn):
                 ids = self._ids.array().tolist()
             elif self._ids is not None:
                 ids = self._ids.tolist()
-            self._row_of = dict(zip(ids, range(len(ids)), strict=True))
             if self._dead:
-                living = ((i, row) for row, i in enumerate(ids) if row not in self._dead)
-                self._row_of = dict(living)
-        return self._row_of
+                row_of = {i: row for row, i in enumerate(ids) if row not in self._dead}
+            else:
+                row_of = dict(zip(ids, range(len(ids)), strict=True))
+            self._row_of = row_of  # whole: another thread may be asking
+        return row_of
 
     @staticmethod
     def encode(metadata: list[Metadata | None] | None) -> list[str] | None:
         """Metadata as ``append`` takes it.
 
         Raises:
-            TypeError: If JSON cannot hold it.
+            TypeError: If a name is no string, or JSON cannot hold a value.
         """
         if metadata is None or not any(metadata):
             return None
@@ -186,11 +192,12 @@ class RowTable:
 
     def alive(self) -> NDArray[np.bool_]:
         """``(rows,)`` whether each row is alive; not to be written to."""
-        if self._alive is None:
+        mask = self._alive
+        if mask is None:
             mask = np.ones(len(self), dtype=np.bool_)
             mask[np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))] = False
             self._alive = mask
-        return self._alive
+        return mask
 
     def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """Ids of some rows: int64, or object for strings."""
@@ -242,6 +249,8 @@ class RowTable:
 
 
 def _to_json(row: Metadata) -> str:
+    if not all(isinstance(name, str) for name in row):  # JSON would make strings of them, unasked
+        raise TypeError(f"metadata: expected names that are strings, got {list(row)}")
     try:
         text = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()  # half a surrogate pair cannot be; better said now than by save

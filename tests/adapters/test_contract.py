@@ -234,3 +234,24 @@ def test_integer_ids(
     if isinstance(index, MilvusCollection):
         index.drop()
         index.close()
+
+
+@pytest.mark.parametrize("place", ["faiss", "lite"])
+def test_one_descriptor_for_many_ids_is_refused_before_anything_is_made(
+    place: str, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    index: Index = FaissIndex(normalizer)
+    if place == "lite":
+        index = MilvusCollection(str(tmp_path / "m.db"), "photos", normalizer)
+    one = photos.references[0]
+    for wrong in (one, one[:, None, None]):  # as long as there are ids
+        with pytest.raises(ValueError, match=r"one row for each id, got shape \(30,.* for 30 ids"):
+            index.add([f"a{i}" for i in range(30)], wrong)
+    assert len(index) == 0
+    if isinstance(index, MilvusCollection):
+        assert index.settings is None, "no collection was made"
+    index.add([], [])
+    index.add(["b"], one)
+    assert index.search(one, 2).ids.tolist() == ["b"]
+    if isinstance(index, MilvusCollection):
+        index.close()

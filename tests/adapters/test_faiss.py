@@ -5,8 +5,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +291,27 @@ def test_ids_as_numpy_and_iterators_give_them(photos: Photos, normalizer: Normal
     assert "abc" in named and np.str_("r1") in named
 
 
+def test_threads_that_search_at_once_after_an_add_find_what_one_finds(
+    photos: Photos, normalizer: Normalizer
+) -> None:
+    for _ in range(5):  # what is made at the first search after a change is made again
+        made = FaissIndex(normalizer)
+        made.add(range(600), photos.references)
+        made.remove(599)
+        ready = threading.Barrier(6)
+
+        def search(index: FaissIndex = made, ready: threading.Barrier = ready) -> list[int]:
+            ready.wait()
+            assert 0 in index and 599 not in index
+            found: list[int] = index.search(photos.queries, 3).ids.tolist()
+            return found
+
+        with ThreadPoolExecutor(6) as threads:
+            found = [future.result() for future in [threads.submit(search) for _ in range(6)]]
+        assert found == [made.search(photos.queries, 3).ids.tolist()] * 6
+        assert len(made) == 599
+
+
 def test_one_large_add_can_be_replaced_and_counted_like_any(
     photos: Photos, normalizer: Normalizer
 ) -> None:
@@ -558,6 +581,8 @@ def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
         index.add(["a"], photos.references[:1], [{"x": object()}])
     with pytest.raises(ValueError, match="what JSON can hold"):
         index.add(["a"], photos.references[:1], [{"x": float("nan")}])
+    with pytest.raises(TypeError, match=r"names that are strings, got \[3, 'x'\]"):
+        index.add(["a"], photos.references[:1], [{3: 4, "x": 5}])  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="non-empty"):
         index.add([""], photos.references[:1])
     with pytest.raises(TypeError, match="got bool"):
@@ -590,6 +615,10 @@ def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
     with pytest.raises(ValueError, match="compact_at: expected a share above 0"):
         FaissIndex(index.normalizer, compact_at=0)
     assert len(index) == 600 and index.index.ntotal == 600, "a refused add leaves nothing behind"
+    for search in (index.search, index.range_search):
+        with pytest.raises(ValueError, match="expected 30 dimensions, got 0"):
+            search(np.empty((5, 0), dtype=np.float32))
+        assert len(search([])) == 0
     assert index.search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []
     assert index.range_search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []
 

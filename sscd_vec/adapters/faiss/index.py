@@ -6,7 +6,7 @@ normalizer works here and what is written is a plain FAISS file.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import faiss
 import numpy as np
@@ -45,7 +45,8 @@ SEARCH_BLOCK = 16_384  # and in a search for k, whose results are of a known siz
 class FaissIndex:
     """A FAISS index of references: descriptors in, calibrated matches out.
 
-    One process writes; any number may open what it saved.
+    One process writes; any number may open what it saved. Any number of threads may search at once,
+    but not while one of them changes the index.
 
     Args:
         normalizer: Turns descriptors into vectors and what FAISS returns into scores.
@@ -210,7 +211,7 @@ class FaissIndex:
         """
         k = as_k(k)
         lowest = None if threshold is None else resolve_threshold(threshold, self.normalizer)
-        queries = np.atleast_2d(np.asarray(descriptors))
+        queries = _as_queries(descriptors)
         parts = []
         for begin in range(0, max(len(queries), 1), SEARCH_BLOCK):
             vectors = self._queries(queries[begin : begin + SEARCH_BLOCK])
@@ -240,7 +241,7 @@ class FaissIndex:
         lowest = resolve_threshold(threshold, self.normalizer)
         slack = 1e-5 * (1 + abs(lowest))  # FAISS compares strictly and in float32
         bound = self.normalizer.to_metric(lowest - slack, self.metric)
-        queries = np.atleast_2d(np.asarray(descriptors))
+        queries = _as_queries(descriptors)
         for begin in range(0, max(len(queries), 1), block):
             vectors = self._queries(queries[begin : begin + block])
             if not len(self) or not len(vectors):
@@ -319,12 +320,11 @@ class FaissIndex:
         if device == "gpu" or (device == "auto" and gpus() and layout.fits_gpu(self._store.index)):
             self.to_gpu()
 
-    def _queries(self, descriptors: ArrayLike) -> Float32:
-        array = np.atleast_2d(np.asarray(descriptors))
-        if array.size == 0:
+    def _queries(self, descriptors: NDArray[Any]) -> Float32:
+        if not len(descriptors):
             return np.empty((0, self._store.index.d), dtype=np.float32)
-        with quiet_blas(len(array)):
-            vectors = self.normalizer.queries(array)
+        with quiet_blas(len(descriptors)):
+            vectors = self.normalizer.queries(descriptors)
         return layout.pad(vectors, self._store.index.d)
 
     def _matches(self, queries: int, found: Found) -> Matches:
@@ -349,3 +349,9 @@ class FaissIndex:
                 "train it on; call train(descriptors) first"
             )
         self._store.train(self.normalizer.lift.references(background))
+
+
+def _as_queries(descriptors: ArrayLike) -> NDArray[Any]:
+    """Queries by row: a single descriptor is one of them, an empty list none."""
+    array = np.asarray(descriptors)
+    return np.empty((0, 0)) if array.shape == (0,) else np.atleast_2d(array)
