@@ -1,27 +1,17 @@
-"""A FAISS file and its sidecar, saved so that a crash leaves the old pair or the new one.
+"""The sidecar of a FAISS file: the index file it belongs to, and the ids and metadata of its rows.
 
 ``photos.faiss`` is a plain FAISS file. ``photos.faiss.sidecar`` is a safetensors file with the ids,
 the metadata, the reference fingerprint and the size and SHA-256 of the index file it belongs to.
-
-Saving: the new index and the new sidecar are written beside the old pair under ``.new`` names,
-forced to disk and read back; then the index is renamed over the old one (from here on the new pair
-counts), then the sidecar. Opening takes whichever sidecar names the index file that is there, so a
-crash between the two renames changes nothing.
 """
 
 import hashlib
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import save as to_safetensors
 
 from sscd_vec.adapters.columns import Arrays
 
@@ -66,54 +56,14 @@ class Sidecar:
     format: int = FORMAT
 
 
-class Write(Protocol):
-    """Write an index to an open file, telling a digest each byte on the way."""
-
-    def __call__(self, file: BinaryIO, digest: Callable[[bytes], None]) -> None:
-        """Write it."""
-
-
 def sidecar_path(path: Path) -> Path:
     """Where the sidecar of an index file is."""
     return path.with_name(path.name + ".sidecar")
 
 
-def save_pair(path: Path, write: Write, about: dict[str, Any], arrays: Arrays) -> Sidecar:
-    """Save an index and its sidecar together; return the sidecar written.
-
-    Args:
-        path: The index file.
-        write: Writes the index.
-        about: Fields of ``Sidecar`` up to ``generation``.
-        arrays: Ids and metadata.
-    """
-    with _only_saver(path.parent):
-        new_index, new_sidecar = _new(path), _new(sidecar_path(path))
-        digest = hashlib.sha256()
-        with new_index.open("wb") as file:
-            write(file, digest.update)
-            _force(file)
-        _verify(new_index, digest.hexdigest())
-        sidecar = Sidecar(
-            **about,
-            size=new_index.stat().st_size,
-            sha256=digest.hexdigest(),
-            ends=ends_digest(new_index),
-            content=_content_digest(arrays),
-        )
-        header = {KEY: json.dumps(asdict(sidecar))}
-        raw = to_safetensors(arrays, metadata=header)
-        with new_sidecar.open("wb") as file:
-            file.write(raw)
-            _force(file)
-        _verify(new_sidecar, hashlib.sha256(raw).hexdigest())
-        # Each step is on disk before the next: a power cut must not keep the second rename only.
-        _force_folder(path.parent)
-        os.replace(new_index, path)
-        _force_folder(path.parent)
-        os.replace(new_sidecar, sidecar_path(path))
-        _force_folder(path.parent)
-    return sidecar
+def aside(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(path.name + ".new")
 
 
 def find_sidecar(path: Path, whole: bool) -> Path:
@@ -130,7 +80,7 @@ def find_sidecar(path: Path, whole: bool) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such index file")
     beside = sidecar_path(path)
-    present = [p for p in (beside, _new(beside)) if p.is_file()]
+    present = [p for p in (beside, aside(beside)) if p.is_file()]
     if not present:
         raise IndexFileError(
             f"{path}: its sidecar {beside.name} is missing, so its ids and fingerprint are "
@@ -169,12 +119,21 @@ def find_sidecar(path: Path, whole: bool) -> Path:
     return fitting[0][0]
 
 
-def finish_save(path: Path, found: Path) -> None:
-    """Do the last rename of a save that was killed before it."""
-    if found != sidecar_path(path):
-        with _only_saver(path.parent):
-            if found.exists():
-                os.replace(found, sidecar_path(path))
+def states(path: Path) -> dict[Path, tuple[int, ...] | None]:
+    """What tells one generation's index and sidecars from the next; None for what is not there.
+
+    An inode alone does not: a file system soon gives that of a replaced file to another.
+    """
+    beside = sidecar_path(path)
+    return {each: _state(each) for each in (path, beside, aside(beside))}
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def read_sidecar(path: Path, mapped: bool) -> tuple[Sidecar, Arrays]:
@@ -193,7 +152,7 @@ def read_sidecar(path: Path, mapped: bool) -> tuple[Sidecar, Arrays]:
     for name, entry in entries.items():
         first, last = entry["data_offsets"]
         arrays[name] = data[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    if not mapped and _content_digest(arrays) != about.content:
+    if not mapped and content_digest(arrays) != about.content:
         raise IndexFileError(
             f"{path}: damaged (its arrays do not have the hash they were saved with)"
         )
@@ -234,51 +193,10 @@ def ends_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _new(path: Path) -> Path:
-    return path.with_name(path.name + ".new")
-
-
-def _content_digest(arrays: Arrays) -> str:
+def content_digest(arrays: Arrays) -> str:
+    """SHA-256 of arrays, their names and shapes."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name}:{arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
-
-
-def _verify(path: Path, expected: str) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise OSError(f"{path}: what was read back is not what was written; check the disk")
-
-
-def _force(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _force_folder(folder: Path) -> None:
-    if sys.platform == "win32":  # folders cannot be opened there
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _only_saver(folder: Path) -> Iterator[None]:
-    """Let one process at a time save into a folder."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -1,12 +1,6 @@
-"""What is FAISS's own: files, crashes, mapping, padding, training, tombstones, GPUs."""
+"""What is FAISS's own: padding, scores, training, tombstones, threads, GPUs."""
 
-import os
-import shutil
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +11,8 @@ import numpy as np
 import pytest
 
 from sscd_vec.adapters.arguments import Batch
-from sscd_vec.adapters.faiss import FaissIndex, IndexFileError, layout, searcher
-from sscd_vec.adapters.sidecar import find_sidecar, read_sidecar, sidecar_path
-from sscd_vec.normalize import FingerprintMismatch, Normalizer, ScoreNorm, UncalibratedError
+from sscd_vec.adapters.faiss import FaissIndex, layout, searcher
+from sscd_vec.normalize import Normalizer
 
 from .conftest import DIM, Photos, unit
 
@@ -29,161 +22,6 @@ def index(photos: Photos, normalizer: Normalizer) -> FaissIndex:
     made = FaissIndex(normalizer)
     made.add(photos.ids, photos.references, [{"n": i} for i in range(600)])
     return made
-
-
-def test_the_file_is_a_plain_faiss_file(index: FaissIndex, photos: Photos, tmp_path: Path) -> None:
-    path = tmp_path / "photos.faiss"
-    index.save(path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["photos.faiss", "photos.faiss.sidecar"]
-    plain = faiss.read_index(str(path))
-    values, rows = plain.search(index.normalizer.queries(photos.queries), 10)
-    found = index.search(photos.queries, 10)
-    assert [f"r{row}" for row in rows.ravel()] == found.ids.tolist()
-    np.testing.assert_array_equal(values.ravel(), found.scores)
-
-
-@pytest.mark.parametrize("mmap", [False, True])
-@pytest.mark.parametrize("factory", ["Flat", "HNSW16", "IVF4,Flat", "IVF4,PQ5x4"])
-def test_reopened_it_answers_the_same(
-    factory: str, mmap: bool, photos: Photos, normalizer: Normalizer, tmp_path: Path
-) -> None:
-    made = FaissIndex(normalizer, factory)
-    made.add(photos.ids, photos.references, [{"név": f"kép {i}"} for i in range(600)])
-    made.remove(photos.ids[:5])
-    made.save(tmp_path / "a.faiss")
-    opened = FaissIndex.open(tmp_path / "a.faiss", normalizer, mmap=mmap)
-    assert len(opened) == 595 and "r5" in opened and "r4" not in opened
-    before, after = made.search(photos.queries, 5), opened.search(photos.queries, 5)
-    assert before.ids.tolist() == after.ids.tolist()
-    np.testing.assert_array_equal(before.scores, after.scores)
-    assert after.metadata == before.metadata and after[6][0].metadata is not None
-    if mmap:
-        for change in (lambda: opened.add("x", photos.references[0]), lambda: opened.remove("r9")):
-            with pytest.raises(RuntimeError, match="read-only"):
-                change()
-    else:
-        opened.add("x", photos.references[0])
-        assert len(opened) == 596
-
-
-def test_another_normalizer_is_refused_but_another_query_side_is_not(
-    index: FaissIndex, photos: Photos, tmp_path: Path
-) -> None:
-    path = tmp_path / "a.faiss"
-    index.save(path)
-    other = Normalizer.fit(unit(np.random.default_rng(9).normal(size=(500, DIM))))
-    with pytest.raises(FingerprintMismatch) as error:
-        FaissIndex.open(path, other)
-    assert index.normalizer.reference_fingerprint in str(error.value)
-    assert other.reference_fingerprint in str(error.value)
-
-    changed = index.normalizer.with_score_norm(ScoreNorm(beta=0.5, n=1, n_end=5))
-    found = FaissIndex.open(path, changed).search(photos.queries, 10)
-    best = -np.sort(-changed.scores(photos.queries, photos.references), axis=1)[:, :10]
-    np.testing.assert_allclose(found.scores.reshape(best.shape), best, atol=1e-4)
-    with pytest.raises(UncalibratedError):
-        FaissIndex.open(path, changed).range_search(photos.queries)
-
-
-def test_damaged_files_say_so(index: FaissIndex, normalizer: Normalizer, tmp_path: Path) -> None:
-    path = tmp_path / "a.faiss"
-    with pytest.raises(FileNotFoundError, match="no such index file"):
-        FaissIndex.open(path, normalizer)
-    index.save(path)
-    beside = sidecar_path(path)
-    whole, about = path.read_bytes(), beside.read_bytes()
-
-    def expect(message: str, mmap: bool = False) -> None:
-        with pytest.raises(IndexFileError, match=message):
-            FaissIndex.open(path, normalizer, mmap=mmap)
-        path.write_bytes(whole)
-        beside.write_bytes(about)
-
-    path.write_bytes(whole[:-100])
-    expect("truncated, altered")
-    path.write_bytes(whole[:-100])
-    expect("truncated, altered", mmap=True)
-    path.write_bytes(whole[:5000] + b"\0" + whole[5001:])
-    expect("names SHA-256|belongs to another")
-    beside.write_bytes(about[:-100])
-    expect("truncated")
-    beside.write_bytes(about[:-1] + bytes([about[-1] ^ 1]))
-    expect("damaged")
-    beside.write_bytes(b"\x10\0\0\0\0\0\0\0not a safetensors file at all")
-    expect("not a sidecar written by sscd-vec")
-    beside.write_bytes(b"")
-    expect("not a sidecar")
-    beside.write_bytes(about.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
-    expect("expected sidecar format 1, got 9")
-    beside.unlink()
-    expect("sidecar a.faiss.sidecar is missing")
-    assert len(FaissIndex.open(path, normalizer)) == 600
-
-
-def test_a_foreign_faiss_file_is_refused(normalizer: Normalizer, tmp_path: Path) -> None:
-    faiss.write_index(faiss.IndexFlatIP(32), str(tmp_path / "other.faiss"))
-    with pytest.raises(IndexFileError, match="sidecar other.faiss.sidecar is missing"):
-        FaissIndex.open(tmp_path / "other.faiss", normalizer)
-
-
-def test_a_save_killed_between_its_two_renames_is_finished_by_open(
-    index: FaissIndex, photos: Photos, normalizer: Normalizer, tmp_path: Path
-) -> None:
-    path, beside = tmp_path / "a.faiss", tmp_path / "a.faiss.sidecar"
-    index.save(path)
-    old = beside.read_bytes()
-    index.remove("r0")
-    index.save(path)
-    # The index of generation 2 with the sidecar of generation 1, as the crash leaves them.
-    shutil.move(beside, tmp_path / "a.faiss.sidecar.new")
-    beside.write_bytes(old)
-    assert len(FaissIndex.open(path, normalizer, mmap=True)) == 599
-    assert beside.read_bytes() == old, "opening read-only changes nothing"
-    assert len(FaissIndex.open(path, normalizer)) == 599
-    assert read_sidecar(find_sidecar(path, whole=True), mapped=False)[0].generation == 2
-    assert not (tmp_path / "a.faiss.sidecar.new").exists()
-
-
-SAVE_FOREVER = """
-import sys
-import numpy as np
-from sscd_vec.adapters.faiss import FaissIndex
-from sscd_vec.normalize import Normalizer
-path, acks = sys.argv[1:]
-rng = np.random.default_rng(0)
-index = FaissIndex(Normalizer.identity(16))
-for n in range(10**6):
-    rows = rng.normal(size=(50, 16)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    index.add([f"{n}-{i}" for i in range(50)], rows, [{"n": n}] * 50)
-    index.save(path)
-    with open(acks, "a") as file:
-        file.write(f"{50 * (n + 1)}\\n")
-"""
-
-
-def test_kill_9_in_a_loop_leaves_a_whole_pair(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    for turn in range(8):
-        folder = tmp_path / str(turn)
-        folder.mkdir()
-        path, acks = folder / "a.faiss", folder / "acks"
-        acks.write_text("")
-        child = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(path), str(acks)])
-        deadline = time.monotonic() + 60
-        while acks.read_text().count("\n") < 2 and time.monotonic() < deadline:
-            time.sleep(0.005)
-        time.sleep(rng.uniform(0, 0.05))
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        saved = int(acks.read_text().split()[-1])
-        opened = FaissIndex.open(path, Normalizer.identity(16))
-        assert saved <= len(opened) <= saved + 50
-        assert len(opened) % 50 == 0
-        assert f"{saved // 50 - 1}-49" in opened
-        opened.add("after", np.eye(16, dtype=np.float32)[0])
-        opened.save(path)
-        assert sorted(os.listdir(folder)) == ["a.faiss", "a.faiss.sidecar", "acks"]
 
 
 def test_range_results_stream_in_blocks(index: FaissIndex, photos: Photos) -> None:
@@ -321,24 +159,6 @@ def test_one_large_add_can_be_replaced_and_counted_like_any(
     made.add(["r0", "new"], photos.references[:2])
     assert len(made) == 601 and made.index.ntotal == 602 and "new" in made
     assert made.remove(photos.ids) == 600 and len(made) == 1
-
-
-def test_each_rename_is_on_disk_before_the_next(
-    index: FaissIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    replace = os.replace
-
-    def renaming(source: Path, target: Path) -> None:
-        steps.append(target.name)
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", renaming)
-    monkeypatch.setattr("sscd_vec.adapters.sidecar._force_folder", lambda _: steps.append("forced"))
-    index.save(tmp_path / "a.faiss")
-    assert steps == ["forced", "a.faiss", "forced", "a.faiss.sidecar", "forced"]
-    with pytest.raises(IsADirectoryError, match="expected the path of a file"):
-        index.save(tmp_path)
 
 
 def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> None:

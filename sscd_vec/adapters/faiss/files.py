@@ -8,17 +8,21 @@ import faiss
 
 from sscd_vec.adapters.arguments import check_fingerprint
 from sscd_vec.adapters.columns import RowTable
+from sscd_vec.adapters.locking import locked
+from sscd_vec.adapters.saving import Write, finish_save
 from sscd_vec.adapters.sidecar import (
     IndexFileError,
     Sidecar,
-    Write,
     find_sidecar,
-    finish_save,
     read_sidecar,
+    sidecar_path,
+    states,
 )
 from sscd_vec.normalize import Normalizer
 
-ATTEMPTS = 5
+Pair = tuple[Sidecar, RowTable, faiss.Index]
+
+ATTEMPTS = 10  # to read between two saves, before savers are kept out
 
 
 def writer(index: faiss.Index) -> Write:
@@ -36,9 +40,7 @@ def writer(index: faiss.Index) -> Write:
     return write
 
 
-def read_pair(
-    path: Path, normalizer: Normalizer, mmap: bool
-) -> tuple[Sidecar, RowTable, faiss.Index]:
+def read_pair(path: Path, normalizer: Normalizer, mmap: bool) -> Pair:
     """Read index and sidecar of one generation, even while another process saves the next.
 
     Raises:
@@ -46,46 +48,55 @@ def read_pair(
         IndexFileError: If the files are truncated, foreign, altered or of two generations.
         FingerprintMismatch: If the normalizer is not the one the index was built with.
     """
-    for attempt in range(ATTEMPTS):
-        inode = _inode(path)
+    for _ in range(ATTEMPTS):
+        before = states(path)
         try:
-            about, table, index = _read_once(path, normalizer, mmap)
+            found, pair = _read_once(path, normalizer, mmap)
         except (FileNotFoundError, IndexFileError):
-            if attempt == ATTEMPTS - 1 or _inode(path) in (inode, None):
+            if states(path) == before:
                 raise
             continue
-        if _inode(path) == inode:
+        after = states(path)
+        if before[path] == after[path] and before[found] == after[found]:
             break
+    else:
+        with locked(path.parent, shared=True):
+            found, pair = _read_once(path, normalizer, mmap)
+    if not mmap and found != sidecar_path(path):
+        finish_save(path)
+    return pair
+
+
+def _read_once(path: Path, normalizer: Normalizer, mmap: bool) -> tuple[Path, Pair]:
+    found = find_sidecar(path, whole=not mmap)
+    about, arrays = read_sidecar(found, mmap)
+    check_fingerprint(about.reference_fingerprint, normalizer, str(path))
+    index, table = _read_index(path, mmap, about.factory), RowTable.from_arrays(arrays)
     if (index.ntotal, index.d, len(table)) != (about.rows, about.dim, about.rows):
         raise IndexFileError(
             f"{path}: expected {about.rows} vectors of {about.dim} dimensions as its sidecar says, "
             f"got {index.ntotal} of {index.d} with {len(table)} ids"
         )
-    return about, table, index
+    return found, (about, table, index)
 
 
-def _read_once(
-    path: Path, normalizer: Normalizer, mmap: bool
-) -> tuple[Sidecar, RowTable, faiss.Index]:
-    found = find_sidecar(path, whole=not mmap)
-    about, arrays = read_sidecar(found, mmap)
-    check_fingerprint(about.reference_fingerprint, normalizer, str(path))
-    try:
-        index = faiss.read_index(str(path), _flags(mmap, about.factory))
-    except RuntimeError as error:
-        raise IndexFileError(f"{path}: FAISS cannot read it ({error})") from error
+def _read_index(path: Path, mmap: bool, factory: str) -> faiss.Index:
     if not mmap:
-        finish_save(path, found)
-    return about, RowTable.from_arrays(arrays), index
-
-
-def _flags(mmap: bool, factory: str) -> int:
-    if not mmap:
-        return 0
-    # Two ways to map in FAISS: one for inverted lists, a newer one for flat and graph storage.
-    way = "IO_FLAG_MMAP" if "IVF" in factory else "IO_FLAG_MMAP_IFC"
-    return int(faiss.IO_FLAG_READ_ONLY | getattr(faiss, way, 0))
-
-
-def _inode(path: Path) -> int | None:
-    return path.stat().st_ino if path.exists() else None
+        try:
+            return faiss.read_index(str(path))
+        except RuntimeError as error:
+            raise IndexFileError(f"{path}: FAISS cannot read it ({error})") from error
+    # Two ways to map in FAISS: one for inverted lists, though not of every layout, and a newer one
+    # for flat and graph storage, which at least reads those.
+    ways = ("IO_FLAG_MMAP", "IO_FLAG_MMAP_IFC") if "IVF" in factory else ("IO_FLAG_MMAP_IFC",)
+    refusals = []
+    for way in ways:
+        try:
+            flags = faiss.IO_FLAG_READ_ONLY | getattr(faiss, way, 0)
+            return faiss.read_index(str(path), flags)
+        except RuntimeError as error:
+            refusals.append(str(error))
+    raise IndexFileError(
+        f"{path}: FAISS cannot map it ({'; '.join(refusals)}); open it without mmap, which reads "
+        "and verifies all of it"
+    )

@@ -16,7 +16,8 @@ from sscd_vec.adapters.arguments import IdType
 from sscd_vec.adapters.columns import RowTable
 from sscd_vec.adapters.faiss import files, layout, scorable
 from sscd_vec.adapters.matches import Metadata
-from sscd_vec.adapters.sidecar import IndexFileError, save_pair
+from sscd_vec.adapters.saving import save_pair
+from sscd_vec.adapters.sidecar import IndexFileError
 from sscd_vec.normalize import Normalizer
 
 FaissMetric = Literal["ip", "l2"]

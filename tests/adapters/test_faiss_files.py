@@ -1,0 +1,335 @@
+"""A FAISS file and its sidecar: written, mapped, damaged, killed halfway, read during a save."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from sscd_vec.adapters import sidecar
+from sscd_vec.adapters.faiss import FaissIndex, IndexFileError, files
+from sscd_vec.adapters.locking import locked
+from sscd_vec.adapters.saving import finish_save
+from sscd_vec.adapters.sidecar import aside, find_sidecar, read_sidecar, sidecar_path
+from sscd_vec.normalize import FingerprintMismatch, Normalizer, ScoreNorm, UncalibratedError
+
+from .conftest import DIM, Photos, unit
+
+# Lists in a layout that FAISS cannot map.
+PANORAMA = pytest.param(
+    "IVF4,FlatPanorama4",
+    marks=pytest.mark.skipif(not hasattr(faiss, "IndexIVFFlatPanorama"), reason="an older FAISS"),
+)
+
+
+@pytest.fixture
+def index(photos: Photos, normalizer: Normalizer) -> FaissIndex:
+    made = FaissIndex(normalizer)
+    made.add(photos.ids, photos.references, [{"n": i} for i in range(600)])
+    return made
+
+
+def test_the_file_is_a_plain_faiss_file(index: FaissIndex, photos: Photos, tmp_path: Path) -> None:
+    path = tmp_path / "photos.faiss"
+    index.save(path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["photos.faiss", "photos.faiss.sidecar"]
+    plain = faiss.read_index(str(path))
+    values, rows = plain.search(index.normalizer.queries(photos.queries), 10)
+    found = index.search(photos.queries, 10)
+    assert [f"r{row}" for row in rows.ravel()] == found.ids.tolist()
+    np.testing.assert_array_equal(values.ravel(), found.scores)
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize("factory", ["Flat", "HNSW16", "IVF4,Flat", "IVF4,PQ5x4", PANORAMA])
+def test_reopened_it_answers_the_same(
+    factory: str, mmap: bool, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    made = FaissIndex(normalizer, factory)
+    made.add(photos.ids, photos.references, [{"név": f"kép {i}"} for i in range(600)])
+    made.remove(photos.ids[:5])
+    made.save(tmp_path / "a.faiss")
+    opened = FaissIndex.open(tmp_path / "a.faiss", normalizer, mmap=mmap)
+    assert len(opened) == 595 and "r5" in opened and "r4" not in opened
+    before, after = made.search(photos.queries, 5), opened.search(photos.queries, 5)
+    assert before.ids.tolist() == after.ids.tolist()
+    np.testing.assert_array_equal(before.scores, after.scores)
+    assert after.metadata == before.metadata and after[6][0].metadata is not None
+    if mmap:
+        for change in (lambda: opened.add("x", photos.references[0]), lambda: opened.remove("r9")):
+            with pytest.raises(RuntimeError, match="read-only"):
+                change()
+    else:
+        opened.add("x", photos.references[0])
+        assert len(opened) == 596
+
+
+def test_another_normalizer_is_refused_but_another_query_side_is_not(
+    index: FaissIndex, photos: Photos, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.faiss"
+    index.save(path)
+    other = Normalizer.fit(unit(np.random.default_rng(9).normal(size=(500, DIM))))
+    with pytest.raises(FingerprintMismatch) as error:
+        FaissIndex.open(path, other)
+    assert index.normalizer.reference_fingerprint in str(error.value)
+    assert other.reference_fingerprint in str(error.value)
+
+    changed = index.normalizer.with_score_norm(ScoreNorm(beta=0.5, n=1, n_end=5))
+    found = FaissIndex.open(path, changed).search(photos.queries, 10)
+    best = -np.sort(-changed.scores(photos.queries, photos.references), axis=1)[:, :10]
+    np.testing.assert_allclose(found.scores.reshape(best.shape), best, atol=1e-4)
+    with pytest.raises(UncalibratedError):
+        FaissIndex.open(path, changed).range_search(photos.queries)
+
+
+def test_damaged_files_say_so(index: FaissIndex, normalizer: Normalizer, tmp_path: Path) -> None:
+    path = tmp_path / "a.faiss"
+    with pytest.raises(FileNotFoundError, match="no such index file"):
+        FaissIndex.open(path, normalizer)
+    index.save(path)
+    beside = sidecar_path(path)
+    whole, about = path.read_bytes(), beside.read_bytes()
+
+    def expect(message: str, mmap: bool = False) -> None:
+        with pytest.raises(IndexFileError, match=message):
+            FaissIndex.open(path, normalizer, mmap=mmap)
+        path.write_bytes(whole)
+        beside.write_bytes(about)
+
+    path.write_bytes(whole[:-100])
+    expect("truncated, altered")
+    path.write_bytes(whole[:-100])
+    expect("truncated, altered", mmap=True)
+    path.write_bytes(whole[:5000] + b"\0" + whole[5001:])
+    expect("names SHA-256|belongs to another")
+    beside.write_bytes(about[:-100])
+    expect("truncated")
+    beside.write_bytes(about[:-1] + bytes([about[-1] ^ 1]))
+    expect("damaged")
+    beside.write_bytes(b"\x10\0\0\0\0\0\0\0not a safetensors file at all")
+    expect("not a sidecar written by sscd-vec")
+    beside.write_bytes(b"")
+    expect("not a sidecar")
+    beside.write_bytes(about.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    expect("expected sidecar format 1, got 9")
+    beside.unlink()
+    expect("sidecar a.faiss.sidecar is missing")
+    assert len(FaissIndex.open(path, normalizer)) == 600
+
+
+def test_a_foreign_faiss_file_is_refused(normalizer: Normalizer, tmp_path: Path) -> None:
+    faiss.write_index(faiss.IndexFlatIP(32), str(tmp_path / "other.faiss"))
+    with pytest.raises(IndexFileError, match="sidecar other.faiss.sidecar is missing"):
+        FaissIndex.open(tmp_path / "other.faiss", normalizer)
+
+
+@pytest.fixture
+def halfway(index: FaissIndex, tmp_path: Path) -> Path:
+    """The index of generation 2, its sidecar still aside, and beside it that of generation 1."""
+    path = tmp_path / "a.faiss"
+    index.save(path)
+    old = sidecar_path(path).read_bytes()
+    index.remove("r0")
+    index.save(path)
+    shutil.move(sidecar_path(path), aside(sidecar_path(path)))
+    sidecar_path(path).write_bytes(old)
+    return path
+
+
+def test_a_save_killed_between_its_two_renames_is_finished_by_open(
+    halfway: Path, normalizer: Normalizer
+) -> None:
+    beside = sidecar_path(halfway)
+    old = beside.read_bytes()
+    assert len(FaissIndex.open(halfway, normalizer, mmap=True)) == 599
+    assert beside.read_bytes() == old, "opening read-only changes nothing"
+    with locked(halfway.parent):  # whoever is saving will finish it
+        assert len(FaissIndex.open(halfway, normalizer)) == 599
+    assert beside.read_bytes() == old
+    assert len(FaissIndex.open(halfway, normalizer)) == 599
+    assert read_sidecar(find_sidecar(halfway, whole=True), mapped=False)[0].generation == 2
+    assert not aside(beside).exists()
+
+
+def test_who_may_only_read_opens_after_a_killed_save(
+    halfway: Path, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError("read-only folder")
+
+    monkeypatch.setattr(os, "replace", forbidden)
+    assert len(FaissIndex.open(halfway, normalizer)) == 599
+
+
+class Crash(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_two_crashes_in_a_row_leave_a_whole_pair(
+    index: FaissIndex,
+    photos: Photos,
+    normalizer: Normalizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, replace = tmp_path / "a.faiss", os.replace
+
+    def crash_before_renaming(target: Path, saved: FaissIndex) -> None:
+        def renaming(source: Path, to: Path) -> None:
+            if to == target:
+                raise Crash
+            replace(source, to)
+
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            patch.setattr(os, "replace", renaming)
+            saved.save(path)
+
+    index.save(path)
+    index.remove("r0")
+    crash_before_renaming(sidecar_path(path), index)
+    another = FaissIndex(normalizer)
+    another.add(["new"], photos.references[:1])
+    crash_before_renaming(path, another)
+    opened = FaissIndex.open(path, normalizer)
+    assert len(opened) == 599 and "r1" in opened
+    crash_before_renaming(path, another)  # its sidecar belongs to no index: it must not be taken
+    assert len(FaissIndex.open(path, normalizer, mmap=True)) == 599
+    finish_save(path)
+    assert len(FaissIndex.open(path, normalizer)) == 599
+    another.save(path)
+    assert len(FaissIndex.open(path, normalizer)) == 1
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_save_that_ends_while_its_sidecar_is_looked_for_is_seen(
+    halfway: Path, normalizer: Normalizer, mmap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, read_header = sidecar_path(halfway), sidecar.read_header
+
+    def reading(path: Path) -> Any:  # noqa: ANN401
+        if path == aside(beside):
+            os.replace(path, beside)  # the saver's last step, since the files were listed
+        return read_header(path)
+
+    monkeypatch.setattr(sidecar, "read_header", reading)
+    assert len(FaissIndex.open(halfway, normalizer, mmap=mmap)) == 599
+
+
+@pytest.mark.parametrize("saves", [1, files.ATTEMPTS + 1])
+@pytest.mark.parametrize("mmap", [False, True])
+def test_opening_goes_on_until_no_save_comes_between(
+    index: FaissIndex,
+    normalizer: Normalizer,
+    tmp_path: Path,
+    mmap: bool,
+    saves: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "a.faiss"
+    generations = []
+    for _ in range(2):
+        index.save(path)
+        generations.append((path.read_bytes(), sidecar_path(path).read_bytes()))
+        index.remove(["r0", "r1"])
+    ends, attempts = sidecar.ends_digest, 0
+
+    def saving(of: Path) -> str:
+        """Between two looks at the index file comes a save, into inodes that are used again."""
+        nonlocal attempts
+        attempts += 1
+        try:
+            with locked(tmp_path, wait=False):
+                if attempts <= saves:
+                    new_index, new_sidecar = generations[(attempts + 1) % 2]
+                    path.write_bytes(new_index)
+                    sidecar_path(path).write_bytes(new_sidecar)
+                    os.utime(path, ns=(attempts, attempts))  # clocks tick slower than this test
+        except BlockingIOError:
+            pass
+        return ends(of)
+
+    monkeypatch.setattr(sidecar, "ends_digest", saving)
+    opened = FaissIndex.open(path, normalizer, mmap=mmap)
+    assert attempts == min(saves, files.ATTEMPTS) + 1, "in the end savers are kept out"
+    monkeypatch.undo()
+    assert len(opened) == opened.index.ntotal == len(FaissIndex.open(path, normalizer))
+
+
+SAVE_FOREVER = """
+import sys
+import numpy as np
+from sscd_vec.adapters.faiss import FaissIndex
+from sscd_vec.normalize import Normalizer
+path, acks = sys.argv[1:]
+rng = np.random.default_rng(0)
+index = FaissIndex(Normalizer.identity(16))
+for n in range(10**6):
+    rows = rng.normal(size=(50, 16)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    index.add([f"{n}-{i}" for i in range(50)], rows, [{"n": n}] * 50)
+    index.save(path)
+    with open(acks, "a") as file:
+        file.write(f"{50 * (n + 1)}\\n")
+"""
+
+
+def test_kill_9_in_a_loop_leaves_a_whole_pair(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    for turn in range(8):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        path, acks = folder / "a.faiss", folder / "acks"
+        acks.write_text("")
+        child = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(path), str(acks)])
+        deadline = time.monotonic() + 60
+        while acks.read_text().count("\n") < 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.05))
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        saved = int(acks.read_text().split()[-1])
+        opened = FaissIndex.open(path, Normalizer.identity(16))
+        assert saved <= len(opened) <= saved + 50
+        assert len(opened) % 50 == 0
+        assert f"{saved // 50 - 1}-49" in opened
+        opened.add("after", np.eye(16, dtype=np.float32)[0])
+        opened.save(path)
+        assert sorted(os.listdir(folder)) == ["a.faiss", "a.faiss.sidecar", "acks"]
+
+
+def test_each_rename_is_on_disk_before_the_next(
+    index: FaissIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    replace = os.replace
+
+    def renaming(source: Path, target: Path) -> None:
+        steps.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", renaming)
+    monkeypatch.setattr("sscd_vec.adapters.saving._force_folder", lambda _: steps.append("forced"))
+    index.save(tmp_path / "a.faiss")
+    assert steps == ["forced", "a.faiss", "forced", "a.faiss.sidecar", "forced"]
+    with pytest.raises(IsADirectoryError, match="expected the path of a file"):
+        index.save(tmp_path)
+
+
+def test_what_cannot_be_mapped_says_what_to_do(
+    index: FaissIndex, normalizer: Normalizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object) -> None:
+        raise RuntimeError("could not load these lists")
+
+    index.save(tmp_path / "a.faiss")
+    monkeypatch.setattr(faiss, "read_index", refusing)
+    with pytest.raises(IndexFileError, match="could not load these lists.*open it without mmap"):
+        FaissIndex.open(tmp_path / "a.faiss", normalizer, mmap=True)
