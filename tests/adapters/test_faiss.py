@@ -1,6 +1,7 @@
 """What is FAISS's own: padding, scores, training, tombstones, threads, GPUs."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,6 +114,50 @@ def test_tombstones_do_not_make_short_lists_search_everything(
     assert found.ids.tolist() == [i for i in expected.ids if i != gone]
     made.remove(str(found.ids[0]))  # what is dead is looked up anew
     assert found.ids[0] not in set(made.search(photos.queries, 200).ids)
+
+
+@pytest.mark.parametrize(
+    ("factory", "metric"),
+    [
+        ("Flat", "ip"),
+        ("IVF4,Flat", "l2"),
+        ("RR32,IVF4,SQ8", "ip"),
+        ("SQfp16", "l2"),
+        ("HNSW16", "ip"),
+    ],
+)
+def test_a_query_near_many_tombstones_holds_up_no_other(
+    factory: str,
+    metric: Any,  # noqa: ANN401
+    photos: Photos,
+    normalizer: Normalizer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(6)
+    crowd = unit(photos.queries[20] + 0.02 * rng.normal(size=(300, DIM)))
+    made = FaissIndex(normalizer, factory, metric)
+    made.add(photos.ids, photos.references)
+    expected = made.search(photos.queries, 5)
+    made.add([f"crowd{i}" for i in range(300)], crowd)
+    made.remove([f"crowd{i}" for i in range(300)])
+    searched: list[int] = []
+    top = searcher.Searcher._top
+
+    def counting(self: searcher.Searcher, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
+        searched.append(len(vectors))
+        return top(self, vectors, k)
+
+    monkeypatch.setattr(searcher.Searcher, "_top", counting)
+    monkeypatch.setattr(searcher, "LARGEST_RESULT", 1)  # no two of them fit
+    found = made.search(photos.queries, 5)
+    assert found.counts.tolist() == [5] * 40
+    assert searched[0] == 40 and set(searched[1:]) <= {1}
+    assert (len(searched) > 1) == (factory in ("SQfp16", "HNSW16")), "the others leave out the dead"
+    if factory == "HNSW16":  # a graph with more nodes is searched another way
+        assert np.mean(found.scores) == pytest.approx(np.mean(expected.scores), abs=0.01)
+    else:
+        assert found.ids.tolist() == expected.ids.tolist()
+        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
 
 
 def test_ids_as_numpy_and_iterators_give_them(photos: Photos, normalizer: Normalizer) -> None:
@@ -456,29 +501,41 @@ class FakeGpuIndex:
         return self.inner.search(vectors, k)
 
 
-def test_gpu_limits_are_respected(
-    photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies: list[FakeGpuIndex] = []
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[FakeGpuIndex]:
+    """What was copied to the GPU that FAISS sees from now on."""
+    made: list[FakeGpuIndex] = []
 
     def to_gpu(resources: object, device: int, index: faiss.Index) -> FakeGpuIndex:
-        copies.append(FakeGpuIndex(index))
-        return copies[-1]
+        made.append(FakeGpuIndex(index))
+        return made[-1]
 
-    made = FaissIndex(normalizer)
-    with pytest.raises(RuntimeError, match="FAISS sees 0 GPUs"):
-        made.to_gpu()
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", to_gpu, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 1)
-    assert searcher.gpus() == 1
+    return made
+
+
+def test_gpus_that_are_not_there_are_refused(normalizer: Normalizer) -> None:
+    for device in (0, -1):
+        with pytest.raises(RuntimeError, match=f"expected GPU {device}, but FAISS sees 0 GPUs"):
+            FaissIndex(normalizer).to_gpu(device)
+
+
+def test_gpu_limits_are_respected(
+    photos: Photos, normalizer: Normalizer, copies: list[FakeGpuIndex]
+) -> None:
     with pytest.raises(RuntimeError, match="not HNSW16"):
         FaissIndex(normalizer, "HNSW16", device="gpu")
     FaissIndex(normalizer, "HNSW16")  # automatic: stays on the CPU
+    assert not copies
 
     rng = np.random.default_rng(4)
     rows = unit(rng.normal(size=(3000, DIM)))
     cpu, gpu = FaissIndex(normalizer, device="cpu"), FaissIndex(normalizer)
+    for device in (1, -1):
+        with pytest.raises(RuntimeError, match=f"expected GPU {device}, but FAISS sees 1 GPU"):
+            gpu.to_gpu(device)
     for each in (cpu, gpu):
         each.add(range(3000), rows)
     for k in (10, 2500):  # over the limit the CPU answers
@@ -487,9 +544,72 @@ def test_gpu_limits_are_respected(
     for threshold in (-0.5, 0.1):  # thousands per query, and a few
         expected, found = (i.range_search(photos.queries, threshold) for i in (cpu, gpu))
         np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
-    assert len(copies) == 1 and copies[0].searches >= 3
+    assert len(copies) == 2, "of the empty index, and of the full one"
+    assert copies[0].searches == 0 and copies[1].searches >= 3
     gpu.add(-1, rows[0])
     assert gpu.search(rows[:1], 2).ids.tolist() in ([0, -1], [-1, 0])
-    assert len(copies) == 2, "the copy is made again after a write"
+    assert len(copies) == 3, "the copy is made again after a write"
     gpu.to_cpu().search(rows[:1], 2)
-    assert copies[1].searches == 1
+    assert copies[2].searches == 1
+
+
+@pytest.mark.parametrize("when", ["at once", "when it has grown"])
+def test_an_index_that_the_gpu_refuses_is_searched_on_the_cpu_unless_it_was_asked_for(
+    when: str,
+    photos: Photos,
+    normalizer: Normalizer,
+    copies: list[FakeGpuIndex],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("codes of 8 bits are not supported")
+
+    willing = FaissIndex(normalizer, "IVF4,SQ8", device="gpu")
+    if when == "at once":
+        monkeypatch.setattr(faiss, "index_cpu_to_gpu", refuse)
+        with pytest.raises(RuntimeError, match="GPU 0 refuses IVF4,SQ8 .*8 bits.* to_cpu"):
+            FaissIndex(normalizer, "IVF4,SQ8", device="gpu")
+        assert not caplog.records
+    automatic, cpu = (FaissIndex(normalizer, "IVF4,SQ8", device=d) for d in ("auto", "cpu"))
+    assert ("it is searched on the CPU" in caplog.text) == (when == "at once")
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", refuse)
+    for each in (willing, automatic, cpu):
+        each.add(photos.ids, photos.references)
+    for _ in range(2):
+        found, expected = (each.search(photos.queries, 5) for each in (automatic, cpu))
+        assert found.ids.tolist() == expected.ids.tolist()
+        found, expected = (each.range_search(photos.queries, 0.1) for each in (automatic, cpu))
+        assert found.ids.tolist() == expected.ids.tolist()
+    assert caplog.text.count("GPU 0 refuses IVF4,SQ8") == 1, "it says so once"
+    with pytest.raises(RuntimeError, match="GPU 0 refuses"):
+        willing.search(photos.queries, 5)
+    assert (
+        willing.to_cpu().search(photos.queries, 5).ids.tolist()
+        == automatic.search(photos.queries, 5).ids.tolist()
+    )
+
+
+def test_a_gpu_serves_one_thread_at_a_time(
+    photos: Photos,
+    normalizer: Normalizer,
+    copies: list[FakeGpuIndex],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = FaissIndex(normalizer, device="gpu")
+    made.add(photos.ids, photos.references)
+    inside, most, search = 0, 0, FakeGpuIndex.search
+
+    def watched(self: FakeGpuIndex, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.002)  # lets the others come
+        found = search(self, vectors, k)
+        inside -= 1
+        return found
+
+    monkeypatch.setattr(FakeGpuIndex, "search", watched)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: made.search(photos.queries, 5), range(8)))
+    assert most == 1 and len(copies) == 2

@@ -25,7 +25,8 @@ from sscd_vec.adapters.arguments import (
     unpack,
 )
 from sscd_vec.adapters.faiss import layout
-from sscd_vec.adapters.faiss.searcher import Found, Searcher, gpus
+from sscd_vec.adapters.faiss.gpu import gpus
+from sscd_vec.adapters.faiss.searcher import Found, Searcher
 from sscd_vec.adapters.faiss.store import FaissMetric, Store
 from sscd_vec.adapters.matches import Matches, Metadata, concatenate, no_matches
 from sscd_vec.adapters.threads import quiet_blas
@@ -54,7 +55,8 @@ class FaissIndex:
         metric: ``"ip"`` or ``"l2"``; the scores are the same.
         parameters: Search-time parameters as FAISS names them, e.g. ``{"nprobe": 32}``. By default
             16 lists are probed and graphs searched with an efSearch of 64.
-        device: ``"auto"`` searches on a GPU if FAISS sees one and the type can live there.
+        device: ``"auto"`` searches on a GPU if FAISS sees one that takes the index, ``"gpu"`` on
+            the first or not at all.
         compact_at: Share of dead rows at which the index compacts itself.
     """
 
@@ -258,9 +260,9 @@ class FaissIndex:
         """Search on a GPU from now on. Writes stay on the CPU index, copied over when needed.
 
         Raises:
-            RuntimeError: If FAISS has no such GPU or cannot put this type there.
+            RuntimeError: If FAISS has no such GPU or cannot put this index there.
         """
-        if gpus() <= device:
+        if not 0 <= device < gpus():
             raise RuntimeError(
                 f"to_gpu: expected GPU {device}, but FAISS sees {gpus()} GPUs (compiled with "
                 f"{faiss.get_compile_options().strip()}); see `sscd-vec doctor`"
@@ -275,7 +277,7 @@ class FaissIndex:
 
     def to_cpu(self) -> Self:
         """Search on the CPU from now on."""
-        self._searcher.use_gpu(None)
+        self._searcher.use_cpu()
         return self
 
     # ------------------------------------------------------------------ the rest
@@ -317,8 +319,10 @@ class FaissIndex:
                 space.set_index_parameter(self._store.index, name, value)
             except RuntimeError as error:
                 raise ValueError(f"parameters: {self.factory} does not know {name!r}") from error
-        if device == "gpu" or (device == "auto" and gpus() and layout.fits_gpu(self._store.index)):
+        if device == "gpu":
             self.to_gpu()
+        elif device == "auto" and gpus() and layout.fits_gpu(self._store.index):
+            self._searcher.use_gpu(0, or_cpu=True)
 
     def _queries(self, descriptors: NDArray[Any]) -> Float32:
         if not len(descriptors):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import faiss
 import numpy as np
@@ -12,6 +13,8 @@ from sscd_vec.adapters.faiss.scorable import innermost
 
 REBUILD_BLOCK = 65_536
 PROBED_LISTS, EF_SEARCH = 16, 64
+FLAT = {"IndexFlat", "IndexFlatIP", "IndexFlatL2"}
+LISTS = {"IndexIVFFlat", "IndexIVFPQ", "IndexIVFScalarQuantizer"}
 
 
 def new_index(dim: int, factory: str, metric: int) -> faiss.Index:
@@ -89,6 +92,29 @@ def has_range_search(index: faiss.Index) -> bool:
     return not any(name in type(inner).__name__ for name in names)
 
 
+def living_only(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.SearchParameters | None:
+    """Search parameters that leave dead rows out, or None if the type does not know such.
+
+    Graphs do, but stop at efSearch nodes, dead ones included: better to search them widely.
+    """
+    inner: Any = innermost(index)
+    kind = type(inner).__name__
+    if kind not in FLAT | LISTS:
+        return None
+    made: Any = faiss  # its type hints do not know what these take
+    chosen = made.IDSelectorBitmap(np.packbits(alive, bitorder="little"))
+    parameters: faiss.SearchParameters
+    if kind in FLAT:
+        parameters = made.SearchParameters(sel=chosen)
+    else:
+        parameters = made.SearchParametersIVF(
+            sel=chosen, nprobe=inner.nprobe, max_codes=inner.max_codes
+        )
+    if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
+        parameters = made.SearchParametersPreTransform(index_params=parameters)
+    return parameters
+
+
 def can_remove(index: faiss.Index) -> bool:
     """Whether the type can take rows out in place."""
     inner = innermost(index)
@@ -99,8 +125,7 @@ def can_remove(index: faiss.Index) -> bool:
 
 def fits_gpu(index: faiss.Index) -> bool:
     """Whether FAISS can keep the type on a GPU."""
-    kinds = {"IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexIVFFlat", "IndexIVFPQ"}
-    return type(innermost(index)).__name__ in kinds | {"IndexIVFScalarQuantizer"}
+    return type(innermost(index)).__name__ in FLAT | LISTS
 
 
 def without_dead(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
