@@ -41,6 +41,9 @@ def problem(index: faiss.Index, factory: str, metric: int) -> str:
         )
     if _takes_whole_numbers(scoring):
         return "keeps whole numbers only, and all of a descriptor lies between -1 and 1; use SQ8"
+    if "RaBitQ" in type(scoring).__name__ and not _turned(outer):
+        # Signs of the coordinates that all references share say nothing, but count for queries.
+        return f"shifts all scores unless vectors are turned first; use 'RR{inner.d},{factory}'"
     if inner.metric_type != metric:
         return "returns another metric than asked for; FAISS makes it so. Try the other metric"
     return ""
@@ -62,14 +65,24 @@ def _scoring(inner: Any) -> Any:  # noqa: ANN401  (types differ in what they hav
     return inner if storage is None else faiss.downcast_index(storage)
 
 
+def _turned(outer: faiss.Index) -> bool:
+    """Whether vectors are rotated, not just padded, before they come to the index."""
+    steps = _steps(outer)
+    return any(not isinstance(step, faiss.RemapDimensionsTransform) for step in steps)
+
+
+def _steps(outer: faiss.Index) -> list[Any]:
+    """The transforms in front of an index, in the order in which they are applied."""
+    if not isinstance(outer, faiss.IndexPreTransform):
+        return []
+    chain: Any = outer.chain  # a C++ vector, whatever its type hint says
+    return [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
+
+
 def _distorting_step(outer: faiss.Index, factory: str, metric: int) -> str:
     """The part of the factory string whose transform changes scores, if there is one."""
-    if not isinstance(outer, faiss.IndexPreTransform):
-        return ""
-    chain: Any = outer.chain  # a C++ vector, whatever its type hint says
-    steps = [faiss.downcast_VectorTransform(chain.at(i)) for i in range(chain.size())]
     # They are written in the order in which they are applied, and the index behind them.
-    for name, step in zip(factory.split(","), steps, strict=False):
+    for name, step in zip(factory.split(","), _steps(outer), strict=False):
         if _distorts(step, metric):
             return name
     return ""
