@@ -137,11 +137,19 @@ class SSCDIndex(SignalTypeIndex[T]):
         return self.query_all([query])[0]
 
     def query_all(self, queries: Sequence[str]) -> list[list[IndexMatch[T]]]:
-        """Entries that match each of many signals: one search for all."""
-        found = self._index.range_search(from_signals(queries), "calibrated")
+        """Entries that match each of many signals: one search for all.
+
+        ``""``, which stands for a picture that could not be hashed, matches nothing: ``tx match``
+        asks for it, and would leave out all pictures that follow.
+        """
+        found = self._index.range_search(from_signals(filter(None, queries)), "calibrated")
+        rows = iter(found)
         return [
-            [IndexMatch[T](_distance(match.score), self._entries[int(match.id)]) for match in row]
-            for row in found
+            [
+                IndexMatch[T](_distance(match.score), self._entries[int(match.id)])
+                for match in (next(rows) if query else ())
+            ]
+            for query in queries
         ]
 
     def __len__(self) -> int:

@@ -123,6 +123,18 @@ def test_the_index_finds_every_entry_of_a_match(configured: tuple[Path, Encoder]
     assert SSCDIndex.build([]).query(signals[0]) == []
 
 
+def test_a_picture_that_cannot_be_hashed_matches_nothing(configured: tuple[Path, Encoder]) -> None:
+    signals = [SSCDSignal.hash_from_bytes(picture(i)) for i in range(3)]
+    index: SSCDIndex[int] = SSCDIndex.build(zip(signals, range(3), strict=True))
+    unreadable = SSCDSignal.hash_from_bytes(b"no image")
+    assert index.query(unreadable) == []
+    found = index.query_all([unreadable, signals[2], "", signals[0], ""])
+    assert [[match.metadata for match in row] for row in found] == [[], [2], [], [0], []]
+    with pytest.raises(ValueError, match="sscd signal"):
+        index.add(unreadable, 3)
+    assert len(index) == 3
+
+
 def test_the_model_is_loaded_once(
     configured: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,3 +194,5 @@ def test_the_command_line_hashes_and_matches(
     (tmp_path / "hashes").write_text(SSCDSignal.get_examples()[0])
     assert "sscd" in tx("match", "--hashes", "--only-signal", "sscd", "photo", "hashes")
     assert tx("match", "--only-signal", "sscd", "photo", "a.jpg") == "", "not a sample"
+    (tmp_path / "broken.jpg").write_bytes(b"no image")
+    assert tx("match", "--only-signal", "sscd", "photo", "broken.jpg", "a.jpg") == ""
