@@ -484,6 +484,10 @@ def test_a_real_server_with_tls(
 def test_back_off_then_success_or_a_clear_end(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     clock = [0.0]
+        "http://root:{}",
+        "http://root:{}@host:port",
+        "http://root:{}@host:65536",
+        "http://root:{}@",
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 HIDDEN = "***"
 
@@ -34,8 +34,8 @@ class Address:
         """Take credentials out of a URI such as ``https://user:password@host:19530/db``.
 
         Raises:
-            ValueError: If it is neither a Lite path ending in ``.db`` nor a URI. It shows nothing
-                that may be a credential.
+            ValueError: If it is neither a Lite path ending in ``.db`` nor a URI with a host. It
+                shows nothing that may be a credential.
         """
         text = str(uri)
         if "://" not in text:
@@ -54,6 +54,12 @@ class Address:
             raise ValueError(
                 "uri: expected scheme://user:password@host:port/database, got an @ behind the "
                 "host; write / ? # @ of a password as %2F %3F %23 %40, or give it as password="
+            )
+        if not parts.hostname or not _has_port(parts):
+            # What stands where a port should may be a password, if the @host was forgotten.
+            raise ValueError(
+                "uri: expected scheme://user:password@host:port/database, got no host, or a port "
+                "that is no number up to 65535"
             )
         bare = urlunsplit((parts.scheme, place, "", "", ""))
         database = db_name or parts.path.strip("/").partition("/")[0]
@@ -79,6 +85,14 @@ class Address:
 
 def _joined(user: str, password: str) -> str:
     return f"{user}:{password}" if password else user
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether the port is one, or left out; urllib only looks when asked."""
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
 
 
 def _lite_path(text: str) -> str:
