@@ -755,6 +755,28 @@ def test_two_that_create_at_once_get_one_collection(
     halves = [slice(0, 300), slice(300, 600)]
     failures: list[BaseException] = []
 
+def test_answers_larger_than_a_message(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
+    many = unit(np.random.default_rng(4).normal(size=(1200, DIM)))
+    for begin in range(0, 1200, 200):  # 60 kB each: all of them are 72 MB
+        ids = range(begin, begin + 200)
+        metadata: list[Any] = [{"n": i, "text": "x" * 60_000} if i % 8 else None for i in ids]
+        index.add(ids, many[begin : begin + 200], metadata)
+    for found in (
+        index.search(many[:150], 10),  # too many queries
+        index.search(many[:1], 1200),  # one with too many hits
+        index.search(many[:3], 1200),
+        index.range_search(many[:3], -5.0),
+    ):
+        plain = index.search(many[: len(found)], int(found.counts[0]), metadata=False)
+        assert found.ids.tolist() == plain.ids.tolist() and found.metadata is not None
+        for i, more in zip(found.ids.tolist(), found.metadata, strict=True):
+            assert more is None if i % 8 == 0 else more is not None and more["n"] == i
+    index.drop()
+
+
     def load(index: MilvusCollection, half: slice) -> None:
         try:
             index.add(photos.ids[half], photos.references[half])

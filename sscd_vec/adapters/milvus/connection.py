@@ -50,6 +50,12 @@ _PASSING = (
     "service unavailable",
 )
 
+# What it says of a filter it cannot read, which it quotes: that may contain any of the above.
+_FINAL = ("cannot parse expression", "failed to create query plan")
+
+# gRPC's words on the 64 MB of a message, and Milvus's on its own limit.
+_TOO_LARGE = ("trying to send message larger than max", "maxoutputsize")
+
 _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 logger = logging.getLogger(__name__)
@@ -57,6 +63,10 @@ logger = logging.getLogger(__name__)
 
 class MilvusError(RuntimeError):
     """Milvus refused or could not be reached. The message names the place, never a credential."""
+
+
+class AnswerTooLarge(MilvusError):
+    """The answer to a call does not fit into one message of the server's: ask for less."""
 
 
 class Connection:
@@ -98,6 +108,7 @@ class Connection:
         """Call a method of the client, again and again while the server is away.
 
         Raises:
+            AnswerTooLarge: If it found more than it can send at once.
             MilvusError: If Milvus refuses, or stays away longer than ``retry_for``; or if this was
                 closed.
         """
@@ -182,7 +193,9 @@ class Connection:
             text = f"{refusal.details()}; check token, user and password"
         message = f"{self.address.uri}: {verb} failed: {self.address.hide(str(text))}"
         clean = self.address.hide(str(error)) == str(error)
-        raise MilvusError(message) from (error if clean else None)
+        too_large = any(phrase in str(error).lower() for phrase in _TOO_LARGE)
+        kind = AnswerTooLarge if too_large else MilvusError
+        raise kind(message) from (error if clean else None)
 
 
 # Lite serves a file to a whole process and stops for all of it: only the last to close may say so.

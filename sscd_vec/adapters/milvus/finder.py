@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.adapters.matches import Matches, Metadata
+from sscd_vec.adapters.milvus.connection import AnswerTooLarge
 from sscd_vec.adapters.milvus.paging import SERVER_LIMIT, Ask, Page, Request, banded, growing
 from sscd_vec.adapters.milvus.rows import REQUEST_BYTES
 from sscd_vec.adapters.milvus.settings import ID, VECTOR, Params
@@ -37,6 +38,8 @@ class Finder:
         """Remember them."""
         self._table, self._normalizer, self._params = table, normalizer, params
         self._filter, self._metadata = filter, metadata
+        self._hits = RESPONSE_HITS  # fewer, once metadata turn out to be long
+        self._apart = False  # whether metadata are fetched after the hits, rather than with them
 
     def top(self, vectors: Float32, k: int) -> list[Page]:
         """The ``k`` best of each vector."""
@@ -87,6 +90,26 @@ class Finder:
         return lambda request: self._ask(vector, request, radius)[0]
 
     def _ask(self, vectors: Float32, request: Request, radius: float | None = None) -> list[Page]:
+        """Pages of these vectors, in as many requests as their answers need.
+
+        How long metadata are shows only when a server cannot send them: then fewer vectors are
+        asked for at once, and if one alone has too many, its metadata apart from its hits.
+        """
+        pages: list[Page] = []
+        while len(pages) < len(vectors):
+            part = vectors[len(pages) :][: max(1, self._hits // request.limit)]
+            try:
+                pages += self._send(part, request, radius)
+            except AnswerTooLarge:
+                if self._apart or not self._metadata:
+                    raise
+                if len(part) == 1:
+                    self._apart = True
+                else:
+                    self._hits = max(1, len(part) * request.limit // 4)
+        return pages
+
+    def _send(self, vectors: Float32, request: Request, radius: float | None) -> list[Page]:
         settings = self._table.opened()
         bounds = {} if radius is None else {"radius": radius}
         if request.best is not None:
@@ -94,6 +117,7 @@ class Finder:
         # A radius on Lite picks from five times the limit; a graph must walk as far.
         reach = 5 * request.limit if bounds and self._table.is_lite else request.limit
         filters = [f"({part})" for part in (self._filter, request.filter) if part]
+        together = self._metadata and not self._apart
         found = self._table.call(
             "search",
             data=vectors,
@@ -102,12 +126,17 @@ class Finder:
             filter=" and ".join(filters),
             partition_names=[self._table.partition],
             search_params=settings.search_params(reach, self._params, **bounds),
-            output_fields=["$meta" if self._metadata else ID],  # asked for none, Lite gives all
+            output_fields=["$meta" if together else ID],  # asked for none, Lite gives all
             consistency_level=self._table.consistency,
         )
         pages = []
         for hits in found:
-            more = [hit["entity"] or None for hit in hits] if self._metadata else None
+            more: list[Metadata | None] | None = None
+            if together:
+                more = [hit["entity"] or None for hit in hits]
+            elif self._metadata:
+                stored = self._table.metadata(hits.ids)
+                more = [stored.get(i) for i in hits.ids]
             pages.append(Page(hits.ids, hits.distances, more))
         return pages
 

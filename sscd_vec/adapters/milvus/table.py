@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from sscd_vec.adapters.arguments import IdType, require_id_length
+from sscd_vec.adapters.arguments import INT64, IdType, require_id_length
+from sscd_vec.adapters.matches import Metadata
 from sscd_vec.adapters.milvus.connection import Connection, MilvusError
 from sscd_vec.adapters.milvus.rows import in_expression
 from sscd_vec.adapters.milvus.settings import ID, VECTOR, Params, Settings, longest_id
@@ -15,6 +16,7 @@ from sscd_vec.normalize import Metric, Normalizer
 DEFAULT_PARTITION = "_default"
 LITE_UNFLUSHED = 1000  # rows Lite may walk in Python before a search is worth a flush
 KEYS = 4096  # ids per filter expression
+METADATA_KEYS = 512  # ids whose metadata, of 64 KB at most on a server, fit into one message
 KEY_BYTES = 8 << 20  # and bytes
 INDEX_SECONDS = 5.0  # for another process to give the collection it has just made its index
 
@@ -152,6 +154,19 @@ class Table:
 
     def check_tenant(self, ids: list[Any]) -> None:
         """Refuse to take ids from another partition: Lite keeps one row per id over all of them.
+    def metadata(self, ids: Sequence[Any]) -> dict[Any, Metadata | None]:
+        """Metadata of these ids, of those that are there, in answers that a server can send."""
+        found: dict[Any, Metadata | None] = {}
+        for some in key_blocks(ids, METADATA_KEYS):
+            rows = self.query(
+                filter=in_expression(some),
+                output_fields=["$meta"],
+                partition_names=[self.partition],
+            )
+            for row in rows:
+                found[row.pop(ID)] = row or None
+        return found
+
 
         On a server each partition has its own rows, and ids may repeat between tenants.
 
@@ -246,9 +261,9 @@ class Table:
                 raise  # else somebody was faster
 
 
-def key_blocks(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def key_blocks(ids: Sequence[Any], most: int = KEYS) -> Iterator[Sequence[Any]]:
     """Ids in parts that fit into one filter expression each."""
     longest = max((len(i) for i in ids if isinstance(i, str)), default=20)
-    size = max(1, min(KEYS, KEY_BYTES // (4 * longest)))
+    size = max(1, min(most, KEY_BYTES // (4 * longest)))
     for begin in range(0, len(ids), size):
         yield ids[begin : begin + size]
