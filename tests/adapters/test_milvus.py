@@ -153,6 +153,69 @@ def test_ids_the_collection_cannot_hold(
         MilvusCollection(uri, name, normalizer, token=token, id_length=0)
 
 
+def test_what_cannot_be_an_id_is_not_there(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    for ids in (photos.ids[:2], [0, 1]):
+        with MilvusCollection(uri, new_name(), normalizer, token=token) as index:
+            index.add(ids, photos.references[:2])
+            assert ids[0] in index
+            for never in ("", "\udcff", "x" * 70_000, 2**63, -(2**63) - 1, 10**30, True, None, ()):
+                assert never not in index
+            index.drop()
+
+
+def test_integers_that_milvus_would_not_find_again(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    lowest, highest = -(2**63), 2**63 - 1
+    found = [lowest + 1, -1, 0, highest - 1]
+    with MilvusCollection(uri, new_name(), normalizer, token=token) as index:
+        for never in (lowest, highest):
+            with pytest.raises(ValueError, match="Milvus would not find it again"):
+                index.add([0, never], photos.references[:2])
+        index.add(found, photos.references[:4])
+        assert lowest not in index and highest not in index
+        assert index.present([lowest, *found, highest, 7]) == set(found)
+        assert index.remove([lowest, found[0], found[3], highest]) == 2 and len(index) == 2
+        index.drop()
+
+
+def test_a_first_add_that_is_refused_makes_no_collection(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    broken = photos.references[:2].copy()
+    broken[1, 3] = np.nan
+    with MilvusCollection(uri, new_name(), normalizer, token=token) as index:
+        with pytest.raises(ValueError, match="NaN or infinity in 1 of 2 rows"):
+            index.add([1, 2], broken)
+        with pytest.raises(ValueError, match="taken by the collection"):
+            index.add([1, 2], photos.references[:2], [{"id": 1}, None])
+        assert index.settings is None
+        index.add(["a", "b"], photos.references[:2])  # no type of ids was fixed
+        assert len(index) == 2
+        index.drop()
+
+
+def test_integers_and_names_that_milvus_cannot_store(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    with MilvusCollection(uri, new_name(), normalizer, token=token) as index:
+        edges = {"low": -(2**63), "high": 2**64 - 1, "list": [{"x": 2**64 - 1}]}
+        index.add("edges", photos.references[0], edges)
+        assert index.search(photos.references[0], 1)[0][0].metadata == edges
+        for wrong in ({"n": 2**64}, {"n": [0, {"m": -(2**63) - 1}]}):
+            with pytest.raises(ValueError, match="integers of 64 bits, got -?[0-9]+; keep longer"):
+                index.add("z", photos.references[0], wrong)
+        with pytest.raises(TypeError, match=r"names that are strings, got \[1\]"):
+            index.add("z", photos.references[0], {"deep": [{1: 2}]})
+        index.drop()
+
+
 def test_many_long_ids_are_looked_up_in_parts() -> None:
     assert [len(part) for part in key_blocks(range(10_000))] == [4096, 4096, 1808]
     long = ["x" * 60_000] * 100
@@ -256,6 +319,25 @@ def test_a_partition_that_another_made_first_is_used(
     both[0].close()
 
 
+@pytest.mark.parametrize("name", ["../../../out", "a/b", "a\\b", "..", "nul\0", "ö" * 128])
+def test_a_tenant_of_lite_is_no_path(
+    name: str, lite: str, photos: Photos, normalizer: Normalizer
+) -> None:
+    with pytest.raises(ValueError, match="partition: expected the name of a folder"):
+        MilvusCollection(lite, "photos", normalizer, partition=name)
+    with MilvusCollection(lite, "photos", normalizer, partition="ö" * 127) as index:
+        index.add_batches([(photos.ids[:3], photos.references[:3])])
+        assert len(index) == 3
+
+
+def test_an_absolute_path_as_tenant_writes_nowhere(
+    lite: str, tmp_path: Path, photos: Photos, normalizer: Normalizer
+) -> None:
+    with pytest.raises(ValueError, match="partition: expected the name of a folder"):
+        MilvusCollection(lite, "photos", normalizer, partition=str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
 # ------------------------------------------------------------------ Lite's traps
 
 
@@ -351,6 +433,31 @@ def test_paths_that_are_no_lite_file(tmp_path: Path, normalizer: Normalizer) -> 
         MilvusCollection("ftp://host", "photos", normalizer)
 
 
+def test_a_collection_made_after_it_was_looked_for(
+    place: tuple[str, str], photos: Photos, normalizer: Normalizer
+) -> None:
+    uri, token = place
+    name = new_name()
+    early = [MilvusCollection(uri, name, normalizer, token=token) for _ in range(6)]
+    # On a server of another width: the product quantizer's parts must divide it.
+    kind: dict[str, Any] = {} if token == "" else {"index_type": "IVF_PQ"}
+    params = {"m": 5, "nlist": 4} if token else {}
+    made = MilvusCollection(uri, name, normalizer, token=token, index_params=params, **kind)
+    made.add(range(300), photos.references[:300])
+    assert early[0].search(photos.references[:3], 1).ids.tolist() == [0, 1, 2]
+    assert early[1].range_search(photos.references[:3], 0.2).counts.tolist() == [1, 1, 1]
+    assert [q for q, _ in early[2].iterate_range(photos.references[:3], 0.2)] == [0, 1, 2]
+    with pytest.raises(TypeError, match="this index holds int ids, got str"):
+        early[3].add(["a"], photos.references[:1])
+    with pytest.raises(TypeError, match="this index holds int ids, got str"):
+        early[4].remove(["a"])
+    with pytest.raises(TypeError, match="this index holds int ids, got str"):
+        early[5].present(["a"])
+    made.drop()
+    for each in (*early, made):
+        each.close()
+
+
 # ------------------------------------------------------------------ credentials and connections
 
 SECRET = "pass-W0rd!"
@@ -377,6 +484,10 @@ def test_credentials_leave_the_uri() -> None:
         "http://root:{}?a@host:19530",
         "milvus://root:{}@host",
         "http://root:{}@[host",
+        "http://root:{}",
+        "http://root:{}@host:port",
+        "http://root:{}@host:65536",
+        "http://root:{}@",
     ],
 )
 def test_a_mistyped_uri_is_refused_without_showing_its_password(uri: str) -> None:
@@ -484,10 +595,6 @@ def test_a_real_server_with_tls(
 def test_back_off_then_success_or_a_clear_end(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     clock = [0.0]
-        "http://root:{}",
-        "http://root:{}@host:port",
-        "http://root:{}@host:65536",
-        "http://root:{}@",
 
     def sleep(seconds: float) -> None:
         pauses.append(seconds)
@@ -520,6 +627,18 @@ def test_back_off_then_success_or_a_clear_end(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(MilvusError, match="unavailable"):
         made.call("list_collections")
     assert sum(pauses) < 130
+
+
+def test_a_mistyped_filter_is_not_waited_for_whatever_it_says(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
+    index.add(photos.ids[:3], photos.references[:3])
+    begin = time.monotonic()
+    with pytest.raises(MilvusError, match="cannot parse expression"):
+        index.search(photos.queries[:1], filter='state == "unavailable" or "not ready" andd')
+    assert time.monotonic() - begin < 10, "nothing that passes"
+    index.drop()
 
 
 # ------------------------------------------------------------------ sizes
@@ -636,6 +755,28 @@ def test_k_beyond_what_a_server_gives(
     index.drop()
 
 
+def test_answers_larger_than_a_message(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
+    many = unit(np.random.default_rng(4).normal(size=(1200, DIM)))
+    for begin in range(0, 1200, 200):  # 60 kB each: all of them are 72 MB
+        ids = range(begin, begin + 200)
+        metadata: list[Any] = [{"n": i, "text": "x" * 60_000} if i % 8 else None for i in ids]
+        index.add(ids, many[begin : begin + 200], metadata)
+    for found in (
+        index.search(many[:150], 10),  # too many queries
+        index.search(many[:1], 1200),  # one with too many hits
+        index.search(many[:3], 1200),
+        index.range_search(many[:3], -5.0),
+    ):
+        plain = index.search(many[: len(found)], int(found.counts[0]), metadata=False)
+        assert found.ids.tolist() == plain.ids.tolist() and found.metadata is not None
+        for i, more in zip(found.ids.tolist(), found.metadata, strict=True):
+            assert more is None if i % 8 == 0 else more is not None and more["n"] == i
+    index.drop()
+
+
 def test_more_queries_than_a_server_takes_at_once(
     server: MilvusProcess, photos: Photos, normalizer: Normalizer
 ) -> None:
@@ -712,6 +853,25 @@ def test_bulk_files_are_imported_by_a_real_server(
     index.drop()
 
 
+def test_bulk_files_are_checked_as_add_is(
+    lite: str, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    with MilvusCollection(lite, "photos", normalizer, id_length=10) as index:
+        batch = photos.ids[:2], photos.references[:2]
+        with pytest.raises(ValueError, match="file_type: expected one of .* got 'csv'"):
+            index.write_bulk_files([batch], tmp_path, file_type="csv")  # type: ignore[arg-type]
+        assert index.settings is None
+        with pytest.raises(ValueError, match="at most 10 bytes, got 11"):
+            index.write_bulk_files([batch, (["x" * 11], photos.references[:1])], tmp_path)
+    with MilvusCollection(lite, "integers", normalizer) as index:
+        empty: Batch = ([], np.empty((0, DIM), dtype=np.float32))
+        assert index.write_bulk_files([empty, empty], tmp_path) == []
+        assert index.settings is None, "nothing said what ids are"
+        files = index.write_bulk_files([empty, (range(2), photos.references[:2])], tmp_path)
+        assert len(files) == 1 and index.settings is not None
+        assert index.settings.id_type == "int"
+
+
 def test_bulk_files_name_the_extra_they_need(
     lite: str,
     photos: Photos,
@@ -754,28 +914,6 @@ def test_two_that_create_at_once_get_one_collection(
     both = [MilvusCollection(server.uri, name, normalizer, token=TOKEN) for _ in range(2)]
     halves = [slice(0, 300), slice(300, 600)]
     failures: list[BaseException] = []
-
-def test_answers_larger_than_a_message(
-    server: MilvusProcess, photos: Photos, normalizer: Normalizer
-) -> None:
-    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
-    many = unit(np.random.default_rng(4).normal(size=(1200, DIM)))
-    for begin in range(0, 1200, 200):  # 60 kB each: all of them are 72 MB
-        ids = range(begin, begin + 200)
-        metadata: list[Any] = [{"n": i, "text": "x" * 60_000} if i % 8 else None for i in ids]
-        index.add(ids, many[begin : begin + 200], metadata)
-    for found in (
-        index.search(many[:150], 10),  # too many queries
-        index.search(many[:1], 1200),  # one with too many hits
-        index.search(many[:3], 1200),
-        index.range_search(many[:3], -5.0),
-    ):
-        plain = index.search(many[: len(found)], int(found.counts[0]), metadata=False)
-        assert found.ids.tolist() == plain.ids.tolist() and found.metadata is not None
-        for i, more in zip(found.ids.tolist(), found.metadata, strict=True):
-            assert more is None if i % 8 == 0 else more is not None and more["n"] == i
-    index.drop()
-
 
     def load(index: MilvusCollection, half: slice) -> None:
         try:

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self, get_args
 
-from numpy.typing import ArrayLike
 from pymilvus import CollectionSchema
 
-from sscd_vec.adapters.arguments import Ids, as_rows
+from sscd_vec.adapters.arguments import Rows
 from sscd_vec.adapters.milvus.rows import requests
-from sscd_vec.adapters.milvus.settings import VECTOR, Settings
+from sscd_vec.adapters.milvus.settings import VECTOR
 from sscd_vec.normalize import Normalizer
 
 FileType = Literal["parquet", "json"]
@@ -37,12 +36,9 @@ class BulkFiles:
         kinds = {"parquet": BulkFileType.PARQUET, "json": BulkFileType.JSON}
         self._writer = LocalBulkWriter(schema, str(folder), chunk_bytes, kinds[file_type])
 
-    def append(
-        self, triple: tuple[Ids, ArrayLike, Any], normalizer: Normalizer, settings: Settings
-    ) -> None:
+    def append(self, rows: Rows, normalizer: Normalizer, dim: int) -> None:
         """Append one batch."""
-        rows, _ = as_rows(*triple, settings.id_type)
-        for request in requests(rows, normalizer, settings.dim):
+        for request in requests(rows, normalizer, dim):
             for row in request:
                 self._writer.append_row({**row, VECTOR: row[VECTOR].tolist()})
 
@@ -64,3 +60,13 @@ class BulkFiles:
         """Write what is left, unless something went wrong."""
         if kind is None:
             self._writer.commit()
+
+
+def require_file_type(file_type: FileType) -> None:
+    """Refuse what is no type of file.
+
+    Raises:
+        ValueError: Naming those there are.
+    """
+    if file_type not in get_args(FileType):
+        raise ValueError(f"file_type: expected one of {get_args(FileType)}, got {file_type!r}")

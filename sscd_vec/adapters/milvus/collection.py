@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -137,15 +138,17 @@ class MilvusCollection:
             descriptors: ``(n, dim_in)`` as the encoder gives them.
             metadata: One JSON object or None per row; its names can be used in filters.
         """
+        self._table.readable()  # if another process made it, it also decided what ids are
         rows, id_type = as_rows(ids, descriptors, metadata, self._table.id_type)
         if id_type is None or not rows.ids:
             return
-        settings = self._table.ready(id_type)
-        self._table.check_length(rows.ids)
+        settings = self._table.planned(id_type)
+        self._table.check_ids(rows.ids, settings)
         self._table.check_tenant(rows.ids)
         # Lite's upsert merges old metadata into the new row; its insert replaces the row.
         verb = "insert" if self.is_lite else "upsert"
         for request in requests(rows, self.normalizer, settings.dim):
+            self._table.ready(id_type)  # not before: rows that are refused make no collection
             self._table.call(verb, data=request, partition_name=self._table.partition)
             self._table.unflushed += len(request)
 
@@ -168,8 +171,9 @@ class MilvusCollection:
         Returns:
             How many were there.
         """
+        readable = self._table.readable()
         plain = list(dict.fromkeys(as_ids(ids, self._table.id_type)[0]))
-        if not plain or not self._table.readable():
+        if not plain or not readable:
             return 0
         present = self._table.present(plain)
         self._table.delete(present)
@@ -197,17 +201,20 @@ class MilvusCollection:
             The files of each import task. Put them where the server reads its storage, then hand
             each list to Milvus's import (``pymilvus.bulk_writer.bulk_import``).
         """
+        bulk.require_file_type(file_type)
+        self._table.readable()
         triples = unpack(batches)
-        first = next(triples, None)
+        first = next((triple for triple in triples if len(triple[0])), None)
         if first is None:
             return []
         found = as_ids(first[0], id_type or self._table.id_type)[1]
         settings = self._table.ready(found or "str")
         schema = settings.schema(self._table.id_length)
         with bulk.BulkFiles(schema, Path(folder), file_type, chunk_bytes) as files:
-            files.append(first, self.normalizer, settings)
-            for triple in triples:
-                files.append(triple, self.normalizer, settings)
+            for ids, descriptors, metadata in chain([first], triples):
+                rows, _ = as_rows(ids, descriptors, metadata, settings.id_type)
+                self._table.check_ids(rows.ids, settings)
+                files.append(rows, self.normalizer, settings.dim)
         return files.files
 
     def __len__(self) -> int:
@@ -216,16 +223,19 @@ class MilvusCollection:
 
     def present(self, ids: Ids) -> set[Any]:
         """Which of these ids are there (in this partition): one query for thousands of them."""
+        readable = self._table.readable()
         plain = as_ids(ids, self._table.id_type)[0]
-        return self._table.present(plain) if plain and self._table.readable() else set()
+        return self._table.present(plain) if plain and readable else set()
 
     def __contains__(self, id: object) -> bool:
         """Whether a reference with this id is there (in this partition)."""
         if not is_id(id) or not self._table.readable():
             return False
-        if ("str" if isinstance(id, str) else "int") != self._table.id_type:
+        try:
+            plain, _ = as_ids(cast(Id, id), self._table.id_type)
+        except (TypeError, ValueError):  # empty, beyond int64, …: add would not have taken it
             return False
-        return bool(self._table.present([id]))
+        return bool(self._table.present(plain))
 
     # ------------------------------------------------------------------ searching
 
@@ -249,8 +259,9 @@ class MilvusCollection:
         """
         k = as_k(k)
         lowest = None if threshold is None else resolve_threshold(threshold, self.normalizer)
+        readable = self._table.readable()
         vectors = self._queries(descriptors)
-        if not len(vectors) or not self._table.readable():
+        if not len(vectors) or not readable:
             return no_matches(len(vectors))
         cut = None
         if k > SERVER_LIMIT and not self.is_lite:
@@ -272,9 +283,10 @@ class MilvusCollection:
     ) -> Matches:
         """All references that score at least ``threshold``; ``complete`` says if surely all."""
         lowest = resolve_threshold(threshold, self.normalizer)
+        readable = self._table.readable()
         finder = self._finder(filter, metadata)
         vectors = self._queries(descriptors)
-        if not len(vectors) or not self._table.readable():
+        if not len(vectors) or not readable:
             return no_matches(len(vectors))
         pages: list[list[Page]] = [[] for _ in vectors]
         for query, page in finder.within(vectors, self._radius(lowest)):
@@ -296,9 +308,10 @@ class MilvusCollection:
             with ever lower scores.
         """
         lowest = resolve_threshold(threshold, self.normalizer)
+        readable = self._table.readable()
         finder = self._finder(filter, metadata)
         vectors = self._queries(descriptors)
-        if len(vectors) and self._table.readable():
+        if len(vectors) and readable:
             for query, page in finder.within(vectors, self._radius(lowest)):
                 yield query, finder.matches([page]).above(lowest)
 
@@ -358,6 +371,7 @@ class MilvusCollection:
         return self.normalizer.to_metric(lowest - slack, self._table.opened().metric)
 
     def _queries(self, descriptors: ArrayLike) -> Float32:
+        """Vectors as wide as the stored ones: to be asked for once the table is ``readable``."""
         array: NDArray[Any] = np.atleast_2d(np.asarray(descriptors))
         settings = self._table.settings
         dim = self.normalizer.lifted_dim if settings is None else settings.dim

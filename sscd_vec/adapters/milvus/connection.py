@@ -181,6 +181,8 @@ class Connection:
             passing = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
             return error.code() in passing
         text = str(error).lower()
+        if any(phrase in text for phrase in _FINAL):
+            return False
         return any(phrase in text for phrase in _PASSING)
 
     def _fail(self, verb: str, error: Exception) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.adapters.arguments import Rows
+from sscd_vec.adapters.arguments import INT64, Rows
 from sscd_vec.adapters.milvus.settings import ID, RESERVED, VECTOR
 from sscd_vec.normalize import Normalizer
 
+LARGEST_INTEGER = 2**64 - 1  # what pymilvus can write as JSON, as is INT64.min
 REQUEST_BYTES = 16 << 20  # a quarter of the 64 MB a server accepts per message by default
 ROW_BYTES = 64  # of framing, generously
 LARGEST_ROW = 60 << 20
@@ -81,18 +82,39 @@ def _sizes(rows: Rows, dim: int) -> NDArray[np.int64]:
 def _json_size(metadata: Row | None) -> int:
     if not metadata:
         return 0
-    taken = RESERVED & metadata.keys()
-    if not all(isinstance(name, str) for name in metadata):
-        raise TypeError(f"metadata: expected names that are strings, got {list(metadata)}")
-    hidden = [name for name in metadata if name.startswith("$")]
-    if taken or hidden:
-        raise ValueError(
-            f"metadata: the names {sorted(taken) or hidden} are taken by the collection; rename"
-        )
     try:
-        return len(json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode())
+        size = len(json.dumps(metadata, ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(
             f"metadata: expected what JSON can hold, got {metadata!r} ({error}); convert it first"
         ) from error
+    _require_storable(metadata)
+    taken = RESERVED & metadata.keys()
+    hidden = [name for name in metadata if name.startswith("$")]
+    if taken or hidden:
+        raise ValueError(
+            f"metadata: the names {sorted(taken) or hidden} are taken by the collection; rename"
+        )
+    return size
+
+
+def _require_storable(value: object) -> None:
+    """Refuse what JSON could hold but pymilvus cannot write: it would only say that types differ.
+
+    Raises:
+        TypeError: If a name is no string, at whatever depth.
+        ValueError: If an integer is too large.
+    """
+    if isinstance(value, dict):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError(f"metadata: expected names that are strings, got {list(value)}")
+        for inner in value.values():
+            _require_storable(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _require_storable(inner)
+    elif isinstance(value, int) and not INT64.min <= value <= LARGEST_INTEGER:
+        raise ValueError(
+            f"metadata: expected integers of 64 bits, got {value}; keep longer ones as strings"
+        )

@@ -18,6 +18,9 @@ LITE_UNFLUSHED = 1000  # rows Lite may walk in Python before a search is worth a
 KEYS = 4096  # ids per filter expression
 METADATA_KEYS = 512  # ids whose metadata, of 64 KB at most on a server, fit into one message
 KEY_BYTES = 8 << 20  # and bytes
+# A server (2.3) cannot read the one in a filter, and finds nothing for the other.
+UNFINDABLE = (int(INT64.min), int(INT64.max))
+FOLDER_NAME = 255  # bytes of a name in a file system
 INDEX_SECONDS = 5.0  # for another process to give the collection it has just made its index
 
 
@@ -49,7 +52,13 @@ class Table:
         consistency: str,
         id_length: int,
     ) -> None:
-        """Open the collection if it exists."""
+        """Open the collection if it exists.
+
+        Raises:
+            ValueError: If Lite could not keep a partition of this name.
+        """
+        if connection.address.is_lite:
+            require_folder_name(partition)
         self.connection, self.name, self.partition = connection, name, partition
         self.settings: Settings | None = None
         self.consistency, self.id_length = consistency, id_length
@@ -97,6 +106,18 @@ class Table:
             self._partition_exists = bool(found)
         return self.settings is not None and self._partition_exists
 
+    def planned(self, id_type: IdType) -> Settings:
+        """The settings of the collection, or those it would be made with."""
+        if self.settings is not None:
+            return self.settings
+        metric, index_type, params = self._wanted
+        settings = Settings.choose(
+            self._normalizer, metric or "ip", index_type or "FLAT", params, id_type
+        )
+        if self.is_lite:
+            settings.check_lite()
+        return settings
+
     def ready(self, id_type: IdType) -> Settings:
         """Make the collection and the partition if they are not there."""
         if not self.readable():
@@ -124,7 +145,7 @@ class Table:
     def present(self, ids: Sequence[Any], partitions: list[str] | None = None) -> set[Any]:
         """Which of these ids are there."""
         found: set[Any] = set()
-        for some in key_blocks(ids):
+        for some in key_blocks([i for i in ids if i not in UNFINDABLE]):
             rows = self.query(
                 filter=in_expression(some),
                 output_fields=[ID],
@@ -133,27 +154,6 @@ class Table:
             found.update(row[ID] for row in rows)
         return found
 
-    def delete(self, ids: set[Any]) -> None:
-        """Delete rows that are there."""
-        for some in key_blocks(sorted(ids)):
-            self.call("delete", filter=in_expression(some), partition_name=self.partition)
-
-    def check_length(self, ids: Sequence[Any]) -> None:
-        """Refuse string ids longer than the collection was made for.
-
-        Raises:
-            ValueError: Naming one; ``id_length`` is for new collections.
-        """
-        if self.id_type == "str":
-            try:
-                require_id_length(ids, self.id_length)
-            except ValueError as error:
-                raise ValueError(
-                    f"{error}, or make another collection with a larger id_length"
-                ) from None
-
-    def check_tenant(self, ids: list[Any]) -> None:
-        """Refuse to take ids from another partition: Lite keeps one row per id over all of them.
     def metadata(self, ids: Sequence[Any]) -> dict[Any, Metadata | None]:
         """Metadata of these ids, of those that are there, in answers that a server can send."""
         found: dict[Any, Metadata | None] = {}
@@ -167,13 +167,39 @@ class Table:
                 found[row.pop(ID)] = row or None
         return found
 
+    def delete(self, ids: set[Any]) -> None:
+        """Delete rows that are there."""
+        for some in key_blocks(sorted(ids)):
+            self.call("delete", filter=in_expression(some), partition_name=self.partition)
+
+    def check_ids(self, ids: Sequence[Any], settings: Settings) -> None:
+        """Refuse ids that the collection, or the one to be made, could not give back.
+
+        Raises:
+            ValueError: Naming one; ``id_length`` is for new collections.
+        """
+        if settings.id_type == "int" and any(i in ids for i in UNFINDABLE):
+            raise ValueError(
+                f"ids: expected integers between {INT64.min + 1} and {INT64.max - 1}, got one "
+                "outside: Milvus would not find it again; use another, or strings"
+            )
+        if settings.id_type == "str" and ids:
+            try:
+                require_id_length(ids, self.id_length)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}, or make another collection with a larger id_length"
+                ) from None
+
+    def check_tenant(self, ids: list[Any]) -> None:
+        """Refuse to take ids from another partition: Lite keeps one row per id over all of them.
 
         On a server each partition has its own rows, and ids may repeat between tenants.
 
         Raises:
             ValueError: Naming one such id.
         """
-        if not self.is_lite:
+        if not self.is_lite or self.settings is None:
             return
         others = [p for p in self.call("list_partitions") if p != self.partition]
         taken = self.present(ids, others) if others else set()
@@ -220,12 +246,7 @@ class Table:
         self.unflushed = LITE_UNFLUSHED if self.is_lite else 0  # unknown: what the log replayed
 
     def _create(self, id_type: IdType) -> None:
-        metric, index_type, params = self._wanted
-        settings = Settings.choose(
-            self._normalizer, metric or "ip", index_type or "FLAT", params, id_type
-        )
-        if self.is_lite:
-            settings.check_lite()
+        settings = self.planned(id_type)
         try:
             self.call(
                 "create_collection",
@@ -267,3 +288,20 @@ def key_blocks(ids: Sequence[Any], most: int = KEYS) -> Iterator[Sequence[Any]]:
     size = max(1, min(most, KEY_BYTES // (4 * longest)))
     for begin in range(0, len(ids), size):
         yield ids[begin : begin + size]
+
+
+def require_folder_name(partition: str) -> None:
+    """Refuse a partition that is no folder name: Lite takes any, and would write elsewhere.
+
+    Raises:
+        ValueError: If it is a path, or too long for a name.
+    """
+    if (
+        partition in (".", "..")
+        or any(character in partition for character in "/\\\0")
+        or len(partition.encode(errors="surrogatepass")) > FOLDER_NAME
+    ):
+        raise ValueError(
+            f"partition: expected the name of a folder, at most {FOLDER_NAME} bytes without / or "
+            f"\\, got {partition[:80]!r}; a hash of it will do"
+        )
