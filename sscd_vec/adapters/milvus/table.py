@@ -164,7 +164,8 @@ class Table:
                 partition_names=[self.partition],
             )
             for row in rows:
-                found[row.pop(ID)] = row or None
+                key = row.pop(ID)
+                found[key] = row or None
         return found
 
     def delete(self, ids: set[Any]) -> None:
