@@ -144,19 +144,26 @@ def read_sidecar(path: Path, mapped: bool) -> tuple[Sidecar, Arrays]:
     """
     about, entries, begin = read_header(path)
     data: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-    if not mapped:
-        data = np.fromfile(path, dtype=np.uint8, offset=begin)
-    elif path.stat().st_size > begin:
-        data = np.memmap(path, dtype=np.uint8, mode="r", offset=begin)
-    arrays: Arrays = {}
-    for name, entry in entries.items():
-        first, last = entry["data_offsets"]
-        arrays[name] = data[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    try:
+        if not mapped:
+            data = np.fromfile(path, dtype=np.uint8, offset=begin)
+        elif path.stat().st_size > begin:
+            data = np.memmap(path, dtype=np.uint8, mode="r", offset=begin)
+        arrays = {name: _array(data, entry) for name, entry in entries.items()}
+    except (KeyError, TypeError, ValueError) as error:
+        # Also what comes of a header and the data of the next save: who reads may try again.
+        raise IndexFileError(f"{path}: damaged (its header does not fit its arrays)") from error
     if not mapped and content_digest(arrays) != about.content:
         raise IndexFileError(
             f"{path}: damaged (its arrays do not have the hash they were saved with)"
         )
     return about, arrays
+
+
+def _array(data: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[Any]:
+    first, last = entry["data_offsets"]
+    array: NDArray[Any] = data[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    return array
 
 
 def read_header(path: Path) -> tuple[Sidecar, dict[str, Any], int]:
@@ -167,19 +174,24 @@ def read_header(path: Path) -> tuple[Sidecar, dict[str, Any], int]:
             length = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = json.loads(file.read(min(length, size)))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        about = json.loads(header["__metadata__"][KEY])
+        about: dict[str, Any] = json.loads(header["__metadata__"][KEY])
+        form = about.get("format")
         end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
         raise IndexFileError(f"{path}: not a sidecar written by sscd-vec, or truncated") from error
-    if about.get("format") != FORMAT:
+    if form != FORMAT:
         raise IndexFileError(
-            f"{path}: expected sidecar format {FORMAT}, got {about.get('format')!r}; "
+            f"{path}: expected sidecar format {FORMAT}, got {form!r}; "
             "open it with the version of sscd-vec that wrote it"
         )
     if size < end:
         raise IndexFileError(f"{path}: truncated, expected {end} bytes, got {size}")
     known = {field.name for field in fields(Sidecar)}
-    return Sidecar(**{name: about[name] for name in known & about.keys()}), entries, 8 + length
+    try:
+        sidecar = Sidecar(**{name: about[name] for name in known & about.keys()})
+    except TypeError as error:
+        raise IndexFileError(f"{path}: damaged ({error})") from error
+    return sidecar, entries, 8 + length
 
 
 def ends_digest(path: Path) -> str:

@@ -125,6 +125,28 @@ def test_damaged_files_say_so(index: FaissIndex, normalizer: Normalizer, tmp_pat
     assert len(FaissIndex.open(path, normalizer)) == 600
 
 
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_damaged_header_says_so_whatever_is_damaged(
+    mmap: bool, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.faiss"
+    made = FaissIndex(normalizer)
+    made.add(photos.ids[:3], photos.references[:3], [{"n": i} for i in range(3)])
+    made.save(path)
+    beside = sidecar_path(path)
+    raw = beside.read_bytes()
+    refused = 0
+    for place in range(8 + int.from_bytes(raw[:8], "little")):
+        beside.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
+        try:
+            opened = FaissIndex.open(path, normalizer, mmap=mmap)
+        except (IndexFileError, FingerprintMismatch):
+            refused += 1
+        else:  # a name that nobody reads, or with mmap a hash of what is not read
+            assert opened.search(photos.references[:3], 1).ids.tolist() == photos.ids[:3]
+    assert refused > 500
+
+
 def test_a_foreign_faiss_file_is_refused(normalizer: Normalizer, tmp_path: Path) -> None:
     faiss.write_index(faiss.IndexFlatIP(32), str(tmp_path / "other.faiss"))
     with pytest.raises(IndexFileError, match="sidecar other.faiss.sidecar is missing"):
@@ -221,6 +243,34 @@ def test_a_save_that_ends_while_its_sidecar_is_looked_for_is_seen(
 
     monkeypatch.setattr(sidecar, "read_header", reading)
     assert len(FaissIndex.open(halfway, normalizer, mmap=mmap)) == 599
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_save_between_the_header_and_the_arrays_of_a_sidecar_is_seen(
+    index: FaissIndex,
+    photos: Photos,
+    normalizer: Normalizer,
+    tmp_path: Path,
+    mmap: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, read_header = tmp_path / "a.faiss", sidecar.read_header
+    index.save(path)
+    smaller = FaissIndex(normalizer)
+    smaller.add(["new"], photos.references[:1])
+    headers = 0
+
+    def reading(of: Path) -> Any:  # noqa: ANN401
+        nonlocal headers
+        headers += 1
+        found = read_header(of)
+        if headers == 2:  # the first is read to find the sidecar
+            smaller.save(path)
+        return found
+
+    monkeypatch.setattr(sidecar, "read_header", reading)
+    opened = FaissIndex.open(path, normalizer, mmap=mmap)
+    assert len(opened) == 1 and "new" in opened
 
 
 @pytest.mark.parametrize("saves", [1, files.ATTEMPTS + 1])

@@ -71,7 +71,11 @@ def _read_once(path: Path, normalizer: Normalizer, mmap: bool) -> tuple[Path, Pa
     found = find_sidecar(path, whole=not mmap)
     about, arrays = read_sidecar(found, mmap)
     check_fingerprint(about.reference_fingerprint, normalizer, str(path))
-    index, table = _read_index(path, mmap, about.factory), RowTable.from_arrays(arrays)
+    try:
+        table = RowTable.from_arrays(arrays)
+    except KeyError as error:
+        raise IndexFileError(f"{found}: damaged (its array {error} is missing)") from error
+    index = _read_index(path, mmap, about.factory)
     if (index.ntotal, index.d, len(table)) != (about.rows, about.dim, about.rows):
         raise IndexFileError(
             f"{path}: expected {about.rows} vectors of {about.dim} dimensions as its sidecar says, "
