@@ -209,6 +209,10 @@ def test_one_large_add_can_be_replaced_and_counted_like_any(
 def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> None:
     assert FaissIndex(normalizer, "IVF4,PQ7x4").index.d == 35
     assert FaissIndex(normalizer, "OPQ5,IVF4,PQ5x4").index.d == 35
+    assert FaissIndex(normalizer, "PRQ5x2x4").index.d == 35
+    assert FaissIndex(normalizer, "IVF4,PLSQ5x2x4").index.d == 35
+    assert FaissIndex(normalizer, "IVF4,PQ5+2", "l2").index.d == 40
+    assert FaissIndex(Normalizer.identity(31), "IMI2x4,Flat", "l2").index.d == 34
     assert FaissIndex(normalizer, "Flat").index.d == 32
     padded = layout.pad(normalizer.references(photos.references), 35)
     queries = layout.pad(normalizer.queries(photos.queries), 35)
@@ -222,6 +226,9 @@ def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> Non
     ("factory", "metric", "problem"),
     [
         ("IDMap,Flat", "ip", "leave IDMap out"),
+        ("RR32,IDMap,Flat", "l2", "leave IDMap out"),
+        ("PQ8x4,Refine(IDMap,Flat)", "ip", "leave IDMap out"),
+        ("Residual4,PQ8x4", "l2", "cannot be searched"),
         ("PCAR16,Flat", "ip", r"reduce with Normalizer\.fit"),
         ("OPQ8_16,IVF4,PQ8", "l2", r"reduce with Normalizer\.fit"),
         ("L2norm,Flat", "l2", "leave L2norm out"),
@@ -364,6 +371,76 @@ def test_types_whose_own_range_search_or_removal_is_missing_or_wrong(
     assert (
         opened.search(photos.queries, 5).ids.tolist() == made.search(photos.queries, 5).ids.tolist()
     )
+
+
+@pytest.mark.parametrize(
+    ("factory", "metric"),
+    [
+        ("PQ8x4,RFlat", "ip"),
+        ("PQ8x4,RFlat", "l2"),
+        ("IVF4,PQ8x4,RFlat", "ip"),
+        ("IVF4,PQ8+8", "l2"),
+    ],
+)
+def test_range_search_finds_by_refined_scores(
+    factory: str,
+    metric: Any,  # noqa: ANN401
+    photos: Photos,
+    normalizer: Normalizer,
+) -> None:
+    made = FaissIndex(normalizer, factory, metric)
+    made.add(photos.ids, photos.references)
+    found, best = made.range_search(photos.queries, 0.3), made.search(photos.queries, 600, 0.3)
+    assert len(best.ids) > 20
+    assert set(zip(found.queries, found.ids, strict=True)) == set(
+        zip(best.queries, best.ids, strict=True)
+    )
+
+
+def test_rows_with_one_vector_can_be_removed_and_saved(
+    photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    made = FaissIndex(normalizer, "IVF4,FlatDedup")
+    twins = [f"t{i}" for i in range(600)]
+    made.add(photos.ids + twins, np.concatenate([photos.references, photos.references]))
+    made.remove(photos.ids)
+    with pytest.raises(RuntimeError, match="IVFFlatDedup cannot be made again .* dead rows stay"):
+        made.compact()
+    made.save(tmp_path / "a.faiss")
+    opened = FaissIndex.open(tmp_path / "a.faiss", normalizer)
+    for each in (made, opened):
+        assert len(each) == 600
+        assert each.search(photos.references[:9], 1).ids.tolist() == twins[:9]
+
+
+@pytest.mark.skipif(not hasattr(faiss, "IndexRaBitQFastScan"), reason="an older FAISS")
+@pytest.mark.parametrize("factory", ["RR32,RaBitQfs", "RR32,IVF4,RaBitQfs"])
+def test_codes_that_made_again_would_score_otherwise_keep_their_dead(
+    factory: str, photos: Photos, normalizer: Normalizer
+) -> None:
+    made = FaissIndex(normalizer, factory)
+    made.add(photos.ids, photos.references)
+    made.remove(photos.ids[:100])
+    before = made.search(photos.queries, 5)
+    with pytest.raises(RuntimeError, match="cannot be made again from what it keeps"):
+        made.compact()
+    assert made.search(photos.queries, 5).ids.tolist() == before.ids.tolist()
+
+
+def test_a_graph_that_takes_one_add_says_so_and_stays_whole(
+    photos: Photos, normalizer: Normalizer
+) -> None:
+    made = FaissIndex(normalizer, "NSG16")
+    with pytest.raises(RuntimeError, match="cannot add 50 rows to NSG16 with 0 .* more than 100"):
+        made.add(photos.ids[:50], photos.references[:50])
+    made.add(photos.ids, photos.references)
+    before = made.search(photos.queries, 3).ids.tolist()
+    with pytest.raises(RuntimeError, match="cannot add 1 rows to NSG16 with 600 .* use HNSW"):
+        made.add("r0", photos.references[1])
+    assert made.search(photos.queries, 3).ids.tolist() == before
+    assert len(made) == 600 == made.index.ntotal
+    made.remove(photos.ids[:100])
+    assert made.compact() == 100 and made.index.ntotal == 500
 
 
 def test_a_type_that_keeps_its_dead_says_so_once_and_goes_on(

@@ -27,7 +27,9 @@ def new_index(dim: int, factory: str, metric: int) -> faiss.Index:
         ValueError: If the factory refuses every candidate, with FAISS's words, or if what it makes
             would not return this metric of these vectors, so that scores could not be read off.
     """
-    parts = [int(m) for m in re.findall(r"PQ(\d+)", factory) if int(m)]
+    # PQ5, OPQ5, PRQ5x2x4, PLSQ5x2x4, IMI2x8, and the second quantizer of PQ5+8.
+    numbers = re.findall(r"(?:PQ|PRQ|PLSQ|IMI|\+)(\d+)", factory)
+    parts = [int(m) for m in numbers if int(m)]
     refusal: RuntimeError | None = None
     for step in sorted({1, *parts, math.lcm(*parts)}):
         try:
@@ -83,12 +85,11 @@ def has_range_search(index: faiss.Index) -> bool:
     """Whether the type's own range search finds what its top-k search would.
 
     A graph's range search stops at efSearch candidates, where its top-k search can be widened;
-    that of fast-scan lists finds nothing at all with inner products.
+    that of fast-scan lists finds nothing at all with inner products; and one that refines asks its
+    coarse codes first what is in range, which score good matches too low.
     """
     inner = innermost(index)
-    if isinstance(inner, faiss.IndexRefine):
-        return has_range_search(inner.base_index)
-    names = ("HNSW", "NSG", "NNDescent", "FastScan")
+    names = ("HNSW", "NSG", "NNDescent", "FastScan", "Refine", "IVFPQR")
     return not any(name in type(inner).__name__ for name in names)
 
 
@@ -117,7 +118,10 @@ def living_only(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.SearchPar
 
 def can_remove(index: faiss.Index) -> bool:
     """Whether the type can take rows out in place."""
-    inner = innermost(index)
+    inner: Any = innermost(index)
+    if type(inner).__name__ == "IndexIVFFlatDedup":
+        # Rows with the same vector as another are in a map of their own, which keeps old numbers.
+        return bool(inner.invlists.compute_ntotal() == inner.ntotal)
     return isinstance(inner, faiss.IndexFlatCodes | faiss.IndexIVF) and not isinstance(
         inner, faiss.IndexIVFFastScan | faiss.IndexIVFPQR
     )
@@ -132,7 +136,7 @@ def without_dead(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
     """The index with living rows only, numbered without gaps; in place where the type can.
 
     Raises:
-        RuntimeError: If it can neither remove rows nor give its vectors back.
+        RuntimeError: If it can neither remove rows nor be made again from what it keeps.
     """
     if not can_remove(index):
         return _rebuilt(index, alive)
@@ -154,17 +158,19 @@ def _renumber(invlists: faiss.InvertedLists, new: NDArray[np.int64]) -> None:
 
 def _rebuilt(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
     """A new index of the same kind and training."""
-    fresh = faiss.clone_index(index)
-    fresh.reset()
-    for begin in range(0, len(alive), REBUILD_BLOCK):
-        block = alive[begin : begin + REBUILD_BLOCK]
-        if block.any():
-            try:
+    try:
+        if "RaBitQ" in type(innermost(index)).__name__:
+            raise RuntimeError("codes made of codes have other scores")
+        fresh = faiss.clone_index(index)
+        fresh.reset()
+        for begin in range(0, len(alive), REBUILD_BLOCK):
+            block = alive[begin : begin + REBUILD_BLOCK]
+            if block.any():
                 vectors = index.reconstruct_n(begin, len(block))
-            except RuntimeError as error:
-                raise RuntimeError(
-                    f"compact: {type(index).__name__} cannot give its vectors back ({error}); its "
-                    "dead rows stay. Build it again from the descriptors to be rid of them"
-                ) from error
-            fresh.add(np.ascontiguousarray(vectors[block]))
+                fresh.add(np.ascontiguousarray(vectors[block]))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"compact: {type(innermost(index)).__name__} cannot be made again from what it keeps "
+            f"({error}); its dead rows stay. Build it from the descriptors to be rid of them"
+        ) from error
     return fresh

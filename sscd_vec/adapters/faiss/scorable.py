@@ -23,8 +23,10 @@ def problem(index: faiss.Index, factory: str, metric: int) -> str:
     """
     outer, inner = faiss.downcast_index(index), innermost(index)
     scoring = _scoring(inner)
-    if isinstance(outer, faiss.IndexIDMap):
+    if _numbers_rows(outer):
         return "numbers its rows itself; ids are kept here, leave IDMap out"
+    if isinstance(inner, faiss.Index2Layer):
+        return "only stores codes for other types and cannot be searched; use IVF"
     if isinstance(scoring, faiss.IndexLSH | faiss.IndexIVFSpectralHash):
         return "compares bits, which have no score; use Flat, SQ, PQ, HNSW or IVF"
     if inner.d < outer.d:
@@ -55,6 +57,14 @@ def innermost(index: faiss.Index) -> faiss.Index:
     if isinstance(inner, faiss.IndexPreTransform):
         inner = faiss.downcast_index(inner.index)
     return inner
+
+
+def _numbers_rows(index: faiss.Index) -> bool:
+    """Whether there is an IDMap anywhere within."""
+    inner = innermost(index)
+    if isinstance(inner, faiss.IndexRefine):
+        return _numbers_rows(inner.base_index) or _numbers_rows(inner.refine_index)
+    return isinstance(inner, faiss.IndexIDMap)
 
 
 def _scoring(inner: Any) -> Any:  # noqa: ANN401  (types differ in what they have)

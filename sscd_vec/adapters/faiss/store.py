@@ -149,10 +149,23 @@ class Store:
         metadata: list[Metadata | None] | None,
         id_type: IdType,
     ) -> None:
-        """Append rows, letting older rows of the same ids die."""
+        """Append rows, letting older rows of the same ids die.
+
+        Raises:
+            RuntimeError: If FAISS refuses them; the rows before stay as they are.
+        """
         texts = RowTable.encode(metadata)
         self.changes += 1
-        self.index.add(layout.pad(vectors, self.index.d))
+        try:
+            self.index.add(layout.pad(vectors, self.index.d))
+        except RuntimeError as error:
+            if not len(self.table):
+                self.index.reset()  # a graph that could not be built has its vectors already
+            raise RuntimeError(
+                f"add: FAISS cannot add {len(ids)} rows to {self.factory} with {len(self.table)} "
+                f"({error}); NSG takes all of its rows, more than 100, in one add of at most "
+                "65 536: use HNSW where they come bit by bit"
+            ) from error
         self.table.append(ids, texts, id_type)
 
     def compact(self) -> int:
