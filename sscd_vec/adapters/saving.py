@@ -54,24 +54,20 @@ def save_pair(path: Path, write: Write, about: dict[str, Any], arrays: Arrays) -
     with locked(path.parent):
         _finish(path)
         new_index, new_sidecar = aside(path), aside(sidecar_path(path))
-        digest = hashlib.sha256()
-        with new_index.open("wb") as file:
-            write(file, digest.update)
-            _force(file)
-        _verify(new_index, digest.hexdigest())
-        sidecar = Sidecar(
-            **about,
-            size=new_index.stat().st_size,
-            sha256=digest.hexdigest(),
-            ends=ends_digest(new_index),
-            content=content_digest(arrays),
-        )
-        header = {KEY: json.dumps(asdict(sidecar))}
-        raw = to_safetensors(arrays, metadata=header)
-        with new_sidecar.open("wb") as file:
-            file.write(raw)
-            _force(file)
-        _verify(new_sidecar, hashlib.sha256(raw).hexdigest())
+        try:
+            digest = _write_index(new_index, write)
+            sidecar = Sidecar(
+                **about,
+                size=new_index.stat().st_size,
+                sha256=digest,
+                ends=ends_digest(new_index),
+                content=content_digest(arrays),
+            )
+            _write_sidecar(new_sidecar, sidecar, arrays)
+        except Exception:
+            for each in (new_index, new_sidecar):  # a full disk must not stay full
+                each.unlink(missing_ok=True)
+            raise
         # Each step is on disk before the next: a power cut must not keep the second rename only.
         _force_folder(path.parent)
         os.replace(new_index, path)
@@ -108,6 +104,24 @@ def _finish(path: Path) -> None:
     if found == pending:
         os.replace(pending, sidecar_path(path))
         _force_folder(path.parent)
+
+
+def _write_index(path: Path, write: Write) -> str:
+    """Write an index and read it back; return its SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        write(file, digest.update)
+        _force(file)
+    _verify(path, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def _write_sidecar(path: Path, sidecar: Sidecar, arrays: Arrays) -> None:
+    raw = to_safetensors(arrays, metadata={KEY: json.dumps(asdict(sidecar))})
+    with path.open("wb") as file:
+        file.write(raw)
+        _force(file)
+    _verify(path, hashlib.sha256(raw).hexdigest())
 
 
 def _verify(path: Path, expected: str) -> None:

@@ -355,6 +355,24 @@ def test_kill_9_in_a_loop_leaves_a_whole_pair(tmp_path: Path) -> None:
         assert sorted(os.listdir(folder)) == ["a.faiss", "a.faiss.sidecar", "acks"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("part", ["a.faiss.new", "a.faiss.sidecar.new"])
+def test_a_save_that_does_not_fit_on_the_disk_leaves_nothing_behind(
+    part: str, index: FaissIndex, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.faiss"
+    index.save(path)
+    saved = sorted(os.listdir(tmp_path))
+    index.remove("r0")
+    (tmp_path / part).symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        index.save(path)
+    assert sorted(os.listdir(tmp_path)) == saved
+    assert len(FaissIndex.open(path, normalizer)) == 600
+    index.save(path)
+    assert len(FaissIndex.open(path, normalizer)) == 599
+
+
 def test_each_rename_is_on_disk_before_the_next(
     index: FaissIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
