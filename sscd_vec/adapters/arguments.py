@@ -49,6 +49,8 @@ def as_ids(ids: Ids | Id, wanted: IdType | None) -> tuple[list[Any], IdType | No
         ValueError: If an id is empty, too long, no Unicode text, or not within int64.
     """
     plain: list[Any]
+    if isinstance(ids, np.ndarray) and ids.ndim == 0:
+        ids = ids.item()
     if isinstance(ids, str | int | np.integer | np.str_):
         plain = [ids.item() if isinstance(ids, np.generic) else ids]
     elif isinstance(ids, bytes | bytearray) or not isinstance(ids, Iterable):
@@ -219,8 +221,26 @@ def check_fingerprint(stored: str, normalizer: Normalizer, where: str) -> None:
         )
 
 
-def as_k(k: int) -> int:
-    """Check the number of neighbours asked for."""
+def as_k(k: int, what: str = "k") -> int:
+    """Check the number of neighbours asked for, or another number of things."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ValueError(f"k: expected a positive integer, got {k!r}")
+        raise ValueError(f"{what}: expected a positive integer, got {k!r}")
     return int(k)
+
+
+def require_names(value: object) -> None:
+    """Refuse names that are no strings, at any depth: JSON would make strings of them, unasked.
+
+    For what JSON can hold: something that contains itself has no end.
+
+    Raises:
+        TypeError: Showing the names next to one.
+    """
+    if isinstance(value, dict):
+        if not all(isinstance(name, str) for name in value):
+            raise TypeError(f"metadata: expected names that are strings, got {list(value)}")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            if isinstance(each, dict | list | tuple):
+                require_names(each)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.adapters.arguments import IdType
+from sscd_vec.adapters.arguments import IdType, require_names
 from sscd_vec.adapters.matches import Metadata
 
 Arrays = dict[str, NDArray[Any]]
@@ -249,8 +249,6 @@ class RowTable:
 
 
 def _to_json(row: Metadata) -> str:
-    if not all(isinstance(name, str) for name in row):  # JSON would make strings of them, unasked
-        raise TypeError(f"metadata: expected names that are strings, got {list(row)}")
     try:
         text = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()  # half a surrogate pair cannot be; better said now than by save
@@ -259,4 +257,5 @@ def _to_json(row: Metadata) -> str:
         raise kind(
             f"metadata: expected what JSON can hold, got {row!r} ({error}); convert it first"
         ) from error
+    require_names(row)
     return text

@@ -164,6 +164,8 @@ def test_ids_as_numpy_and_iterators_give_them(photos: Photos, normalizer: Normal
     made = FaissIndex(normalizer)
     made.add(np.arange(3), photos.references[:3])
     assert all(i in made for i in np.arange(3)) and np.int64(3) not in made
+    made.add(np.array(7), photos.references[3])
+    assert 7 in made and made.remove(np.array(7)) == 1
     assert True not in made and 1.0 not in made
     named = FaissIndex(normalizer)
     batches: list[Any] = [
@@ -172,6 +174,7 @@ def test_ids_as_numpy_and_iterators_give_them(photos: Photos, normalizer: Normal
     ]
     assert named.add_batches(batches) == 3 == len(named)
     assert "abc" in named and np.str_("r1") in named
+    assert named.remove(np.array("abc")) == 1 and len(named) == 2
 
 
 def test_threads_that_search_at_once_after_an_add_find_what_one_finds(
@@ -542,6 +545,10 @@ def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
         index.add(["a"], photos.references[:1], [{"x": float("nan")}])
     with pytest.raises(TypeError, match=r"names that are strings, got \[3, 'x'\]"):
         index.add(["a"], photos.references[:1], [{3: 4, "x": 5}])  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match=r"names that are strings, got \[1, '1'\]"):
+        index.add(["a"], photos.references[:1], [{"x": [{"y": {1: 2, "1": 3}}]}])
+    with pytest.raises(ValueError, match="block: expected a positive integer, got -1"):
+        next(index.iterate_range(photos.queries, 0.1, block=-1))
     with pytest.raises(ValueError, match="non-empty"):
         index.add([""], photos.references[:1])
     with pytest.raises(TypeError, match="got bool"):

@@ -146,8 +146,9 @@ def test_ids_the_collection_cannot_hold(
             index.add("a\udcff", photos.references[0])
         with pytest.raises(ValueError, match="what JSON can hold"):
             index.add("a", photos.references[0], {"file": "\udcff"})
-        with pytest.raises(TypeError, match="names that are strings"):
-            index.add("a", photos.references[0], {3: 4})  # type: ignore[dict-item]  # the point
+        for wrong in ({3: 4}, {"a": [{3: 4}]}):
+            with pytest.raises(TypeError, match=r"names that are strings, got \[3\]"):
+                index.add("a", photos.references[0], wrong)  # type: ignore[arg-type]  # the point
         assert len(index) == 1 and np.str_("é" * 5) in index
         index.drop()
     with pytest.raises(ValueError, match="id_length: expected 1 to 65535 bytes, got 0"):

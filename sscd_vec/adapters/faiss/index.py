@@ -240,6 +240,7 @@ class FaissIndex:
         Yields:
             The number of the first query of a block, and the matches of the block.
         """
+        block = as_k(block, "block")
         lowest = resolve_threshold(threshold, self.normalizer)
         slack = 1e-5 * (1 + abs(lowest))  # FAISS compares strictly and in float32
         bound = self.normalizer.to_metric(lowest - slack, self.metric)

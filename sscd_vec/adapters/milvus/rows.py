@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.adapters.arguments import INT64, Rows
+from sscd_vec.adapters.arguments import INT64, Rows, require_names
 from sscd_vec.adapters.milvus.settings import ID, RESERVED, VECTOR
 from sscd_vec.normalize import Normalizer
 
@@ -89,7 +89,8 @@ def _json_size(metadata: Row | None) -> int:
         raise kind(
             f"metadata: expected what JSON can hold, got {metadata!r} ({error}); convert it first"
         ) from error
-    _require_storable(metadata)
+    require_names(metadata)
+    _require_short_integers(metadata)
     taken = RESERVED & metadata.keys()
     hidden = [name for name in metadata if name.startswith("$")]
     if taken or hidden:
@@ -99,21 +100,17 @@ def _json_size(metadata: Row | None) -> int:
     return size
 
 
-def _require_storable(value: object) -> None:
-    """Refuse what JSON could hold but pymilvus cannot write: it would only say that types differ.
+def _require_short_integers(value: object) -> None:
+    """Refuse integers that pymilvus cannot write as JSON: it would only say that types differ.
 
     Raises:
-        TypeError: If a name is no string, at whatever depth.
-        ValueError: If an integer is too large.
+        ValueError: Showing one.
     """
     if isinstance(value, dict):
-        if not all(isinstance(name, str) for name in value):
-            raise TypeError(f"metadata: expected names that are strings, got {list(value)}")
-        for inner in value.values():
-            _require_storable(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _require_storable(inner)
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            _require_short_integers(each)
     elif isinstance(value, int) and not INT64.min <= value <= LARGEST_INTEGER:
         raise ValueError(
             f"metadata: expected integers of 64 bits, got {value}; keep longer ones as strings"
