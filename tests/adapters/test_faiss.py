@@ -590,14 +590,15 @@ def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
 
 
 class FakeGpuIndex:
-    """A FAISS index with a GPU's limits: k up to 2048, no range search."""
+    """A FAISS index with a GPU's limits: k and nprobe up to 2048, no range search."""
 
     def __init__(self, index: faiss.Index) -> None:
         self.inner = faiss.clone_index(index)
         self.searches = 0
 
     def search(self, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
-        assert k <= 2048, "a GPU refuses more"
+        lists = faiss.try_extract_index_ivf(self.inner)
+        assert k <= 2048 and (lists is None or lists.nprobe <= 2048), "a GPU refuses more"
         self.searches += 1
         return self.inner.search(vectors, k)
 
@@ -652,6 +653,10 @@ def test_gpu_limits_are_respected(
     assert len(copies) == 3, "the copy is made again after a write"
     gpu.to_cpu().search(rows[:1], 2)
     assert copies[2].searches == 1
+    every_list = FaissIndex(normalizer, "IVF4,Flat", parameters={"nprobe": 4096})
+    every_list.add(range(3000), rows)
+    assert every_list.search(rows[:1], 1).ids.tolist() == [0]
+    assert every_list.range_search(rows[:1], -9.0).counts.tolist() == [3000]
 
 
 @pytest.mark.parametrize("when", ["at once", "when it has grown"])

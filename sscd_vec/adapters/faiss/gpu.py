@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.faiss.store import Store
 
-LARGEST_K = 2048
+LARGEST_K = 2048  # neighbours of a search, and lists that it probes
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,8 @@ class GpuCopy:
         self, vectors: NDArray[np.float32], k: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
         """Values and rows of the ``k`` best; None if the CPU has to find them."""
-        if k > LARGEST_K:
+        lists = faiss.try_extract_index_ivf(self._store.index)
+        if max(k, 0 if lists is None else lists.nprobe) > LARGEST_K:
             return None
         with self._lock:
             copy = self._fresh()
