@@ -414,6 +414,11 @@ def test_rows_with_one_vector_can_be_removed_and_saved(
     for each in (made, opened):
         assert len(each) == 600
         assert each.search(photos.references[:9], 1).ids.tolist() == twins[:9]
+    made.remove(twins)
+    with pytest.raises(RuntimeError, match="rows of equal vectors"):
+        made.compact()
+    made.add(photos.ids[:50], photos.references[:50])
+    assert made.search(photos.references[:9], 1).ids.tolist() == photos.ids[:9]
 
 
 @pytest.mark.skipif(not hasattr(faiss, "IndexRaBitQFastScan"), reason="an older FAISS")
@@ -428,6 +433,9 @@ def test_codes_that_made_again_would_score_otherwise_keep_their_dead(
     with pytest.raises(RuntimeError, match="cannot be made again from what it keeps"):
         made.compact()
     assert made.search(photos.queries, 5).ids.tolist() == before.ids.tolist()
+    if "IVF" in factory:  # the others cannot be copied
+        made.remove(photos.ids)
+        assert made.compact() == 600 and made.index.ntotal == 0
 
 
 def test_a_graph_that_takes_one_add_says_so_and_stays_whole(
