@@ -66,6 +66,14 @@ def test_several_runs_are_averaged_and_different_models_refused(
         ship_model.averaged([encoder_folder, tmp_path / "other"])
 
 
+def test_a_photo_under_two_names_is_left_out() -> None:
+    photos = np.eye(6, dtype=np.float32)
+    rows = photos[[0, 1, 0, 2, 3]]
+    np.testing.assert_array_equal(
+        ship_model.without_doubles(rows, photos[[5, 3]]), photos[[0, 1, 2]]
+    )
+
+
 def features_of(model: SSCDModel, photos: Path) -> NDArray[np.float32]:
     size = model.config.size
     pixels = MemoryPixels(find_photos(photos), size).take(np.arange(40)).pixels
