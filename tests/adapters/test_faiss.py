@@ -556,7 +556,7 @@ def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
     with pytest.raises(TypeError, match=r"names that are strings, got \[1, '1'\]"):
         index.add(["a"], photos.references[:1], [{"x": [{"y": {1: 2, "1": 3}}]}])
     with pytest.raises(ValueError, match="block: expected a positive integer, got -1"):
-        next(index.iterate_range(photos.queries, 0.1, block=-1))
+        index.iterate_range(photos.queries, 0.1, block=-1)
     with pytest.raises(ValueError, match="non-empty"):
         index.add([""], photos.references[:1])
     with pytest.raises(TypeError, match="got bool"):

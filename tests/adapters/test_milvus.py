@@ -2,11 +2,13 @@
 
 import json
 import logging
+import random
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -258,6 +260,8 @@ def test_filters_reach_range_search(
         assert found.counts.tolist() == [10] * 4 and found.complete
         pages = list(index.iterate_range(photos.queries[:4], -2.0, filter="n >= 590"))
         assert sorted({query for query, _ in pages}) == [0, 1, 2, 3]
+        with pytest.raises(ValueError, match="expected a number, None or 'calibrated', got 'low'"):
+            index.iterate_range(photos.queries[:4], "low")  # type: ignore[arg-type]
         index.drop()
 
 
@@ -643,6 +647,16 @@ def test_a_mistyped_filter_is_not_waited_for_whatever_it_says(
     index.drop()
 
 
+def test_a_collection_that_somebody_released_is_loaded_again(
+    server: MilvusProcess, photos: Photos, normalizer: Normalizer
+) -> None:
+    index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN, retry_for=20)
+    index.add(photos.ids, photos.references)
+    MilvusClient(server.uri, token=TOKEN).release_collection(index.name)
+    assert index.search(photos.references[:3], 1).ids.tolist() == photos.ids[:3]
+    index.drop()
+
+
 # ------------------------------------------------------------------ sizes
 
 
@@ -664,35 +678,53 @@ def test_requests_stay_under_the_message_limit(
 
 @given(
     values=st.lists(st.integers(0, 6), max_size=60),
-    limit=st.integers(1, 9),
+    limit=st.integers(2, 9),
     seen=st.booleans(),
+    sign=st.sampled_from([1, -1]),
+    order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=200, deadline=None)
 def test_pages_find_everything_once_however_many_tie(
-    values: list[int], limit: int, seen: bool
+    values: list[int], limit: int, seen: bool, sign: int, order: random.Random
 ) -> None:
-    stored = sorted(((float(v), f"i{n}") for n, v in enumerate(values)), reverse=True)
+    named = [(float(sign * v), f"i{n}") for n, v in enumerate(values)]
+    order.shuffle(named)  # of ties a server may give any
+    stored = sorted(named, key=lambda hit: -sign * hit[0])
+    asked: list[Request] = []
+
+    def is_asked_for(value: float, id: str, request: Request) -> bool:
+        bounds = dict(re.findall(r'id (>=|<) "(\w+)"', request.filter))
+        return (
+            (request.best is None or sign * value <= sign * request.best)
+            and id >= bounds.get(">=", "")
+            and id < bounds.get("<", "j")
+        )
 
     def ask(request: Request) -> Page:
-        hits = [
-            (v, i)
-            for v, i in stored
-            if (request.best is None or v <= request.best) and f'"{i}"' not in request.filter
-        ][: request.limit]
+        asked.append(request)
+        hits = [hit for hit in stored if is_asked_for(*hit, request)][: request.limit]
         return Page(
             [i for _, i in hits], [v for v, _ in hits], [None] * len(hits) if seen else None
         )
 
-    for pages in (list(banded(ask, limit)), list(growing(ask, limit))):
+    for pages in (list(banded(ask, limit, -sign * np.inf)), list(growing(ask, limit))):
         ids = [i for page in pages for i in page.ids]
         assert sorted(ids) == sorted(i for _, i in stored)
-        scores = [v for page in pages for v in page.values]
+        scores = [sign * v for page in pages for v in page.values]
         assert scores == sorted(scores, reverse=True)
+        assert len(asked) <= 10 + 8 * len(stored) / limit, "no more requests than pages, nearly"
+        asked.clear()
 
 
-@pytest.mark.parametrize("metric", ["ip", "l2"])
+STRANGE = [f'same "{i}\\' for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "same_ids"), [("ip", STRANGE), ("l2", STRANGE), ("cosine", range(-50, 50))]
+)
 def test_range_search_beyond_the_page_limit_on_a_server(
     metric: Any,  # noqa: ANN401
+    same_ids: Sequence[Any],
     server: MilvusProcess,
     photos: Photos,
     normalizer: Normalizer,
@@ -703,9 +735,8 @@ def test_range_search_beyond_the_page_limit_on_a_server(
     index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN, metric=metric)
     # A hundred of the same picture: more ties than fit on a page.
     same = np.repeat(photos.references[:1], 100, axis=0)
-    index.add(
-        [*photos.ids, *(f"same{i}" for i in range(100))], np.concatenate([photos.references, same])
-    )
+    photo_ids: Sequence[Any] = photos.ids if same_ids is STRANGE else range(100, 700)
+    index.add([*photo_ids, *same_ids], np.concatenate([photos.references, same]))
     found = index.range_search(photos.queries[:3], -1.0)
     scores = normalizer.scores(photos.queries[:3], np.concatenate([photos.references, same]))
     assert found.counts.tolist() == (scores >= -1.0).sum(axis=1).tolist()
@@ -714,6 +745,9 @@ def test_range_search_beyond_the_page_limit_on_a_server(
     for query in range(3):
         ids = [match.id for match in found[query]]
         assert len(set(ids)) == len(ids)
+        assert sorted(found.scores[found.queries == query], reverse=True) == list(
+            found.scores[found.queries == query]
+        )
     streamed = [page for _, page in index.iterate_range(photos.queries[:1], -1.0)]
     assert len(streamed) > 5 and sum(len(page.ids) for page in streamed) == found.counts[0]
     index.drop()

@@ -237,23 +237,11 @@ class FaissIndex:
     ) -> Iterator[tuple[int, Matches]]:
         """``range_search`` in blocks of queries, for results too big for memory.
 
-        Yields:
-            The number of the first query of a block, and the matches of the block.
+        Returns:
+            Pairs: the number of the first query of a block, and the matches of the block.
         """
-        block = as_k(block, "block")
         lowest = resolve_threshold(threshold, self.normalizer)
-        slack = 1e-5 * (1 + abs(lowest))  # FAISS compares strictly and in float32
-        bound = self.normalizer.to_metric(lowest - slack, self.metric)
-        queries = _as_queries(descriptors)
-        for begin in range(0, max(len(queries), 1), block):
-            vectors = self._queries(queries[begin : begin + block])
-            if not len(self) or not len(vectors):
-                yield begin, no_matches(len(vectors))
-                continue
-            query, values, rows = self._searcher.within(vectors, bound)
-            order = np.lexsort((-values if self.metric == "ip" else values, query))
-            found = query[order], values[order], rows[order]
-            yield begin, self._matches(len(vectors), found).above(lowest)
+        return self._ranges(_as_queries(descriptors), lowest, as_k(block, "block"))
 
     # ------------------------------------------------------------------ GPU
 
@@ -331,6 +319,21 @@ class FaissIndex:
         with quiet_blas(len(descriptors)):
             vectors = self.normalizer.queries(descriptors)
         return layout.pad(vectors, self._store.index.d)
+
+    def _ranges(
+        self, queries: NDArray[Any], lowest: float, block: int
+    ) -> Iterator[tuple[int, Matches]]:
+        slack = 1e-5 * (1 + abs(lowest))  # FAISS compares strictly and in float32
+        bound = self.normalizer.to_metric(lowest - slack, self.metric)
+        for begin in range(0, max(len(queries), 1), block):
+            vectors = self._queries(queries[begin : begin + block])
+            if not len(self) or not len(vectors):
+                yield begin, no_matches(len(vectors))
+                continue
+            query, values, rows = self._searcher.within(vectors, bound)
+            order = np.lexsort((-values if self.metric == "ip" else values, query))
+            found = query[order], values[order], rows[order]
+            yield begin, self._matches(len(vectors), found).above(lowest)
 
     def _matches(self, queries: int, found: Found) -> Matches:
         query, values, rows = found

@@ -303,17 +303,18 @@ class MilvusCollection:
     ) -> Iterator[tuple[int, Matches]]:
         """``range_search`` page by page, for results too big for memory.
 
-        Yields:
-            The number of a query and some of its matches; a query may come several times in a row,
-            with ever lower scores.
+        Returns:
+            Pairs: the number of a query and some of its matches; a query may come several times in
+            a row, with ever lower scores.
         """
         lowest = resolve_threshold(threshold, self.normalizer)
         readable = self._table.readable()
         finder = self._finder(filter, metadata)
         vectors = self._queries(descriptors)
-        if len(vectors) and readable:
-            for query, page in finder.within(vectors, self._radius(lowest)):
-                yield query, finder.matches([page]).above(lowest)
+        if not len(vectors) or not readable:
+            return iter(())
+        pages = finder.within(vectors, self._radius(lowest))
+        return ((query, finder.matches([page]).above(lowest)) for query, page in pages)
 
     # ------------------------------------------------------------------ the rest
 

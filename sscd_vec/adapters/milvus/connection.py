@@ -22,13 +22,14 @@ from pymilvus.exceptions import ConnectionConfigException
 from sscd_vec.adapters.milvus.address import Address
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+_NOT_LOADED = "not loaded"
 # What a server says while it is away, starting, or handing its data over.
 _PASSING = (
     "unavailable",
     "fail connecting",
     "not ready",
     "not healthy",
-    "not loaded",
+    _NOT_LOADED,
     "not fully loaded",
     "no available",
     "socket closed",
@@ -129,9 +130,12 @@ class Connection:
                     self.address.hide(type(error).__name__),
                     pause,
                 )
+                released = _NOT_LOADED in str(error).lower()
             self._drop_client()
             time.sleep(pause * random.uniform(0.8, 1.2))
             pause = min(2 * pause, LONGEST_PAUSE)
+            if released and "collection_name" in kwargs:
+                self._load(str(kwargs["collection_name"]))
 
     @property
     def client(self) -> MilvusClient:
@@ -160,6 +164,13 @@ class Connection:
                 kwargs["token"] = self.address.token
             self._client = MilvusClient(self.address.uri, timeout=self._timeout, **kwargs)
         return self._client
+
+    def _load(self, collection: str) -> None:
+        """Load a collection that somebody released; a server that restarts does so by itself."""
+        try:
+            self._connected().load_collection(collection, timeout=self._timeout)
+        except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
+            logger.debug("loading %s: %s", collection, type(error).__name__)  # the call will tell
 
     def _drop_client(self) -> None:
         client, self._client = self._client, None

@@ -62,9 +62,11 @@ class Finder:
                     continue
                 ask = self._asking(part[n : n + 1], radius)
                 limit = PAGE_WITH_METADATA if self._metadata else SERVER_LIMIT
-                rest = growing(ask) if self._table.is_lite else banded(ask, limit)
+                worst = np.inf if self._table.opened().metric == "l2" else -np.inf
+                rest = growing(ask) if self._table.is_lite else banded(ask, limit, worst)
                 for more in rest:
-                    yield begin + n, more
+                    if more.ids:
+                        yield begin + n, more
 
     def matches(self, pages: list[Page], incomplete: str | None = None) -> Matches:
         """One page per query as ``Matches``."""

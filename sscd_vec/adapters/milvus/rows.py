@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.arguments import INT64, Rows, require_names
 from sscd_vec.adapters.milvus.settings import ID, RESERVED, VECTOR
+from sscd_vec.adapters.threads import one_blas_thread
 from sscd_vec.normalize import Normalizer
 
 LARGEST_INTEGER = 2**64 - 1  # what pymilvus can write as JSON, as is INT64.min
@@ -33,7 +34,8 @@ def requests(rows: Rows, normalizer: Normalizer, dim: int) -> Iterator[list[Row]
         total = np.cumsum(sizes[begin : begin + REQUEST_BYTES // (4 * dim) + 1])
         count = max(1, int(np.searchsorted(total, REQUEST_BYTES, side="right")))
         part = slice(begin, begin + count)
-        vectors = padded(normalizer.references(rows.descriptors[part]), dim)
+        with one_blas_thread():
+            vectors = padded(normalizer.references(rows.descriptors[part]), dim)
         yield _build(rows, part, vectors)
         begin += count
 
@@ -44,13 +46,21 @@ def padded(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
     return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors
 
 
-def in_expression(ids: Sequence[Any], negated: bool = False) -> str:
-    """A filter for rows with these ids (or without), quoted as Milvus reads it.
+def in_expression(ids: Sequence[Any]) -> str:
+    """A filter for rows with these ids."""
+    return f"{ID} in [{', '.join(map(_quoted, ids))}]"
 
-    Not as JSON does: Lite knows no escapes by number, and both take control characters bare.
-    """
-    listed = ", ".join(f'"{i.translate(_ESCAPES)}"' if isinstance(i, str) else str(i) for i in ids)
-    return f"{ID} {'not in' if negated else 'in'} [{listed}]"
+
+def between(low: Any, high: Any) -> str:  # noqa: ANN401
+    """A filter for rows with ids from ``low`` to before ``high``; None is no bound."""
+    bounds = [f"{ID} >= {_quoted(low)}"] if low is not None else []
+    bounds += [f"{ID} < {_quoted(high)}"] if high is not None else []
+    return " and ".join(bounds)
+
+
+def _quoted(id: Any) -> str:  # noqa: ANN401
+    """As Milvus reads it, not JSON: Lite knows no escapes by number; both take others bare."""
+    return f'"{id.translate(_ESCAPES)}"' if isinstance(id, str) else str(id)
 
 
 def _build(rows: Rows, part: slice, vectors: NDArray[np.float32]) -> list[Row]:
