@@ -6,12 +6,14 @@
 ``make`` fits whitening and the bias on the background photos and finds three thresholds on a
 DISC-like set (``make_disc_like.py``) of photos that are in neither the background nor a test:
 search and tiled scores for a precision on its queries, symmetric scores for a false-match rate on
-its training split. ``check`` says what the search threshold's precision and recall are on another
-set, beside what it promises.
+its training split and further photos (``--strangers``): of a million pairs one is wrong, so that
+takes thousands of photos. ``check`` says what the search threshold's precision and recall are on
+another set, beside what it promises.
 """
 
 import argparse
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +70,9 @@ def make(options: argparse.Namespace) -> None:
     partial = precision_threshold(
         candidates.scores, matched, PRECISION, kind="tiled", query_ids=candidates.queries
     )
-    apart = without_doubles(encoder.encode(list(disc.training.paths)), background)
+    more = find_photos(options.strangers) if options.strangers else []
+    strangers = encoder.encode(chain(disc.training.paths, (photo.read() for photo in more)))
+    apart = without_doubles(strangers, background)
     symmetric = calibrate(
         fitted, apart, false_match_rate=DEDUP_RATE, per="comparison", kind="symmetric"
     )
@@ -194,6 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     making.add_argument("out", type=Path)
     making.add_argument("--background", nargs="+", type=Path, required=True)
     making.add_argument("--calibration", type=Path, required=True, help="a DISC-like set")
+    making.add_argument(
+        "--strangers", nargs="+", type=Path, default=[], help="more photos like its training split"
+    )
     making.add_argument("--size", type=int, help="input size, if not the run's own")
     making.add_argument(
         "--whitened",

@@ -52,6 +52,26 @@ def test_check_counts_accepted_pairs(
     assert figures["recall"] == pytest.approx(labels[accepted].sum() / len(disc.matches), abs=1e-4)
 
 
+def test_make_writes_a_folder_with_three_thresholds(
+    disc_like: Path,
+    encoder_folder: Path,
+    photo_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("BACKGROUND_ROWS", 20), ("PRECISION", 0.02), ("DEDUP_RATE", 0.05)):
+        monkeypatch.setattr(ship_model, name, value)
+    files = sorted(map(str, photo_folder.iterdir()))
+    out = tmp_path / "shipped"
+    ship_model.main(
+        ["make", str(encoder_folder), str(out), "--whitened", "0.5", "--background", *files[:20]]
+        + ["--calibration", str(disc_like), "--strangers", *files[20:]]
+    )
+    fitted = Normalizer.load(out / "normalizer.safetensors")
+    fitted.check_encoder(Encoder.from_pretrained(out))
+    assert sorted(fitted.thresholds) == ["search", "symmetric", "tiled"]
+
+
 def test_several_runs_are_averaged_and_different_models_refused(
     encoder_folder: Path, tmp_path: Path
 ) -> None:
