@@ -20,6 +20,7 @@ Batch = tuple[Ids, ArrayLike] | tuple[Ids, ArrayLike, Sequence[Metadata | None] 
 
 INT64 = np.iinfo(np.int64)
 LONGEST_ID = 65_535  # bytes: what a Milvus VARCHAR can hold at most
+CHECKED_AT_ONCE = 8192  # rows
 LARGEST_THRESHOLD = 1e30  # far beyond any score, and still a float32 after conversion to L2
 
 
@@ -159,12 +160,10 @@ def as_rows(
     return Rows(plain, array, rows), found
 
 
-def blocks(rows: Rows, size: int) -> Iterator[Rows]:
-    """Successive blocks of at most ``size`` rows, so that only one is transformed at a time."""
-    for begin in range(0, len(rows.ids), size):
-        part = slice(begin, begin + size)
-        metadata = None if rows.metadata is None else rows.metadata[part]
-        yield Rows(rows.ids[part], rows.descriptors[part], metadata)
+def require_descriptors(rows: Rows, normalizer: Normalizer) -> None:
+    """Refuse rows that ``normalizer`` would refuse: all of them before the first is stored."""
+    for begin in range(0, len(rows.ids), CHECKED_AT_ONCE):
+        normalizer.check(rows.descriptors[begin : begin + CHECKED_AT_ONCE])
 
 
 def unpack(batches: Iterable[Batch]) -> Iterator[tuple[Ids, ArrayLike, Any]]:

@@ -157,14 +157,16 @@ class RowTable:
             return None
         return [_to_json(row) if row else "" for row in metadata]
 
-    def append(self, ids: list[Any], metadata: list[str] | None, id_type: IdType) -> None:
+    def append(
+        self, ids: list[Any], metadata: list[str] | None, id_type: IdType, new: bool = False
+    ) -> None:
         """Append rows, letting older rows of the same ids die.
 
-        The ids must not repeat among themselves.
+        The ids must not repeat among themselves. Who knows that they are ``new`` to the table, as
+        to an empty one, need not pay for ``row_of``.
         """
         begin = len(self)
-        # Nothing to replace in an empty table: who only builds and saves never pays for row_of.
-        row_of = self.row_of if begin else None
+        row_of = self.row_of if begin and not new else None
         self._alive = None
         if self._ids is None:
             self.id_type = id_type

@@ -74,8 +74,8 @@ def lengths(z: Float32) -> Float32:
     return length
 
 
-def unit(z: Float32, what: str = "descriptors") -> Float32:
-    """Rows divided by their length, ``z / |z|``.
+def unit(z: Float32, what: str = "descriptors", out: Float32 | None = None) -> Float32:
+    """Rows divided by their length, ``z / |z|``; into ``out``, which may be ``z``, if given.
 
     Raises:
         ValueError: If a row has no direction (length zero).
@@ -87,7 +87,7 @@ def unit(z: Float32, what: str = "descriptors") -> Float32:
             f"{what}: {len(rows)} of {len(z)} rows have length zero (first: row {rows[0]}) "
             "and therefore no direction; drop these images"
         )
-    scaled: Float32 = z / length[:, None]
+    scaled: Float32 = np.divide(z, length[:, None], out=out)
     return scaled
 
 

@@ -87,6 +87,18 @@ class Scorer:
             return unit(z)
         return z
 
+    def check(self, z: ArrayLike) -> None:
+        """Refuse the descriptors that ``references`` would refuse, without whitening them.
+
+        Raises:
+            TypeError: If they are no floating point numbers.
+            ValueError: If they have another size, are not finite, or not of a length allowed.
+        """
+        if self.whitening is not None:
+            self.whitening.prepared(z)
+        else:
+            self.lift.references(self.whiten(z))
+
     def biases(self, z: ArrayLike, memory: int = MEMORY) -> Float32:
         """``bias(q)`` of descriptors ``(n, dim_in)``; zeros without score normalization."""
         return self.whitened_biases(self.whiten(z), memory)

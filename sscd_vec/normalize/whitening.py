@@ -133,24 +133,39 @@ class Whitening:
             unit_input=moments.unit,
         )
 
-    def project(self, z: ArrayLike) -> Float32:
-        """``W (z - mean)``, without the final L2 normalization."""
+    def prepared(self, z: ArrayLike) -> Float32:
+        """What is whitened: descriptors checked, and of unit length where ``l2_before`` says so.
+
+        Raises:
+            TypeError: If they are no floating point numbers.
+            ValueError: If they have another size, are not finite, or not of unit length where the
+                background was.
+        """
         rows = as_descriptors(z, self.dim_in)
         if self.l2_before:
             rows = unit(rows)
         elif self.unit_input:
             require_unit(rows)
-        projected: Float32 = np.matmul(rows - self.mean, self.matrix.T)
-        return projected
+        return rows
+
+    def project(self, z: ArrayLike) -> Float32:
+        """``W (z - mean)``, without the final L2 normalization."""
+        return self._product(self.prepared(z) - self.mean)
 
     def apply(self, z: ArrayLike) -> Float32:
         """Whitened descriptors of unit length: ``(n, dim_in)`` to ``(n, dim)`` float32."""
-        return unit(self.project(z), "whitened descriptors")
+        projected = self.project(z)
+        return unit(projected, "whitened descriptors", out=projected)
 
     def apply_batches(self, z: Descriptors) -> Iterator[Float32]:
         """``apply`` on an array or an iterable of batches, one batch at a time."""
         for batch in batches(z, self.dim_in):
             yield self.apply(batch)
+
+    def _product(self, rows: Float32) -> Float32:
+        """``W`` times each row."""
+        projected: Float32 = np.matmul(rows, self.matrix.T)
+        return projected
 
 
 class _Moments:

@@ -209,6 +209,41 @@ def test_one_large_add_can_be_replaced_and_counted_like_any(
     assert made.remove(photos.ids) == 600 and len(made) == 1
 
 
+def test_nothing_is_added_of_a_large_call_with_a_bad_row(
+    photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "BLOCK", 100)
+    index = FaissIndex(normalizer)
+    index.add("there", photos.references[0])
+    spoilt = photos.references.copy()
+    spoilt[-1, 0] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        index.add(photos.ids, spoilt)
+    with pytest.raises(ValueError, match="expected unit length"):
+        index.add(photos.ids, np.concatenate([photos.references[:-1], 2 * spoilt[:1]]))
+    notes = [{"n": i} for i in range(599)]
+    with pytest.raises(TypeError, match="metadata"):
+        index.add(photos.ids, photos.references, [*notes, {"n": object()}])
+    assert len(index) == index.index.ntotal == 1
+    index.add(photos.ids, photos.references, [*notes, None])
+    assert len(index) == 601
+    assert index.search(photos.references[598], 1)[0][0][::2] == ("r598", {"n": 598})
+
+
+@pytest.mark.parametrize("length", [3.0, np.inf])
+def test_nothing_is_added_of_a_large_call_with_too_long_a_row(
+    length: float, photos: Photos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "BLOCK", 100)
+    rules = Normalizer.fit(photos.references, whitening=None, unit=False, max_length=2.0)
+    index = FaissIndex(rules)
+    long = photos.references.copy()
+    long[-1] *= length
+    with pytest.raises(ValueError, match="longer than R|infinity"):
+        index.add(photos.ids, long)
+    assert len(index) == index.index.ntotal == 0
+
+
 def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> None:
     assert FaissIndex(normalizer, "IVF4,PQ7x4").index.d == 35
     assert FaissIndex(normalizer, "OPQ5,IVF4,PQ5x4").index.d == 35

@@ -44,7 +44,7 @@ def test_the_file_is_a_plain_faiss_file(index: FaissIndex, photos: Photos, tmp_p
     values, rows = plain.search(index.normalizer.queries(photos.queries), 10)
     found = index.search(photos.queries, 10)
     assert [f"r{row}" for row in rows.ravel()] == found.ids.tolist()
-    np.testing.assert_array_equal(values.ravel(), found.scores)
+    np.testing.assert_allclose(values.ravel(), found.scores, atol=1e-6)
 
 
 @pytest.mark.parametrize("mmap", [False, True])

@@ -660,6 +660,21 @@ def test_a_collection_that_somebody_released_is_loaded_again(
 # ------------------------------------------------------------------ sizes
 
 
+def test_nothing_is_sent_of_a_large_call_with_a_bad_row(
+    photos: Photos, normalizer: Normalizer, lite: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "REQUEST_BYTES", 20_000)
+    with MilvusCollection(lite, "photos", normalizer) as index:
+        index.add("there", photos.references[0])
+        spoilt = photos.references.copy()
+        spoilt[-1, 0] = np.nan
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            index.add(photos.ids, spoilt)
+        assert len(index) == 1
+        index.add(photos.ids, photos.references)
+        assert len(index) == 601
+
+
 def test_requests_stay_under_the_message_limit(
     photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,26 +19,24 @@ from sscd_vec.adapters.arguments import (
     as_ids,
     as_k,
     as_rows,
-    blocks,
     is_id,
+    require_descriptors,
     resolve_threshold,
     unpack,
 )
+from sscd_vec.adapters.columns import RowTable
 from sscd_vec.adapters.faiss import layout
 from sscd_vec.adapters.faiss.gpu import gpus
+from sscd_vec.adapters.faiss.products import by_faiss
 from sscd_vec.adapters.faiss.searcher import Found, Searcher
 from sscd_vec.adapters.faiss.store import FaissMetric, Store
 from sscd_vec.adapters.matches import Matches, Metadata, concatenate, no_matches
-from sscd_vec.adapters.threads import quiet_blas
 from sscd_vec.normalize import Normalizer
 
 Device = Literal["auto", "cpu", "gpu"]
 Threshold = float | Literal["calibrated"]
 Float32 = NDArray[np.float32]
 
-# Rows transformed at a time. FAISS and numpy have threads of their own, which get into each other's
-# way for some 30 ms whenever one takes over from the other: better seldom, with 400 MB at hand.
-BLOCK = 65_536
 QUERY_BLOCK = 1024  # queries searched at a time in a range search
 SEARCH_BLOCK = 16_384  # and in a search for k, whose results are of a known size
 
@@ -125,7 +123,7 @@ class FaissIndex:
         Raises:
             ValueError: If FAISS cannot train on so few.
         """
-        self._store.train(self.normalizer.references(descriptors))
+        self._store.train(self._by_faiss.references(descriptors))
         return self
 
     def add(
@@ -136,7 +134,7 @@ class FaissIndex:
     ) -> None:
         """Add references; an id that is already there is replaced. ``save`` puts them on disk.
 
-        More than 65 536 rows are taken in parts: of a call that fails, the parts before stay.
+        Nothing is added of a call with an id, a descriptor or metadata that is refused.
 
         Args:
             ids: ``n`` strings or ``n`` integers; of a repeated id the last row wins.
@@ -147,13 +145,18 @@ class FaissIndex:
         rows, id_type = as_rows(ids, descriptors, metadata, self._store.table.id_type)
         if id_type is None or not rows.ids:
             return
-        if len(rows.ids) > BLOCK:
+        texts = RowTable.encode(rows.metadata)
+        new = not len(self._store.table)  # the ids of a call do not repeat
+        at_once = layout.added_at_once(self._store.index)
+        if len(rows.ids) > at_once:
+            require_descriptors(rows, self._by_faiss)
             layout.reserve(self._store.index, len(rows.ids))
-        for block in blocks(rows, BLOCK):
-            vectors = self.normalizer.references(block.descriptors)
+        for begin in range(0, len(rows.ids), at_once):
+            part = slice(begin, begin + at_once)
+            vectors = self._by_faiss.references(rows.descriptors[part])
             if not self._store.index.is_trained:
                 self._train_on_background()
-            self._store.append(block.ids, vectors, block.metadata, id_type)
+            self._store.append(rows.ids[part], vectors, texts and texts[part], id_type, new)
         self._store.compact_if_due(self._compact_at)
 
     def add_batches(self, batches: Iterable[Batch]) -> int:
@@ -272,6 +275,16 @@ class FaissIndex:
     # ------------------------------------------------------------------ the rest
 
     @property
+    def normalizer(self) -> Normalizer:
+        """Turns descriptors into vectors; one with the same reference side may take its place."""
+        return self._normalizer
+
+    @normalizer.setter
+    def normalizer(self, normalizer: Normalizer) -> None:
+        self._normalizer = normalizer
+        self._by_faiss = by_faiss(normalizer)
+
+    @property
     def index(self) -> faiss.Index:
         """The FAISS index itself (its rows include dead ones until ``compact``)."""
         return self._store.index
@@ -316,8 +329,7 @@ class FaissIndex:
     def _queries(self, descriptors: NDArray[Any]) -> Float32:
         if not len(descriptors):
             return np.empty((0, self._store.index.d), dtype=np.float32)
-        with quiet_blas(len(descriptors)):
-            vectors = self.normalizer.queries(descriptors)
+        vectors = self._by_faiss.queries(descriptors)
         return layout.pad(vectors, self._store.index.d)
 
     def _ranges(

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.faiss import layout
 from sscd_vec.adapters.faiss.gpu import GpuCopy
+from sscd_vec.adapters.faiss.products import blocked
 from sscd_vec.adapters.faiss.store import Store
 
 Float32 = NDArray[np.float32]
@@ -93,7 +94,8 @@ class Searcher:
     def _ranged(self, vectors: Float32, bound: float) -> Found | None:
         """FAISS's own range search, or None if the type has none after all."""
         try:
-            limits, values, rows = self._index.range_search(vectors, bound)
+            with blocked():
+                limits, values, rows = self._index.range_search(vectors, bound)
         except RuntimeError as error:
             if "not implemented" not in str(error):
                 raise
@@ -120,10 +122,12 @@ class Searcher:
         return query, value, row
 
     def _top(self, vectors: Float32, k: int) -> tuple[Float32, Int64]:
-        found = None if self._gpu is None else self._gpu.search(vectors, k)
+        found: tuple[Float32, Int64] | None = None
+        if self._gpu is not None:
+            found = self._gpu.search(vectors, k)
         if found is None:
-            values, rows = self._index.search(vectors, k)
-            return values, rows
+            with blocked():
+                found = self._index.search(vectors, k)
         return found
 
     @property

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sscd_vec.adapters.arguments import IdType
 from sscd_vec.adapters.columns import RowTable
 from sscd_vec.adapters.faiss import files, layout, scorable
-from sscd_vec.adapters.matches import Metadata
 from sscd_vec.adapters.saving import save_pair
 from sscd_vec.adapters.sidecar import IndexFileError
 from sscd_vec.normalize import Normalizer
@@ -146,15 +145,15 @@ class Store:
         self,
         ids: list[Any],
         vectors: Float32,
-        metadata: list[Metadata | None] | None,
+        metadata: list[str] | None,
         id_type: IdType,
+        new: bool,
     ) -> None:
-        """Append rows, letting older rows of the same ids die.
+        """Append rows, letting older rows of the same ids die; there are none if all are ``new``.
 
         Raises:
             RuntimeError: If FAISS refuses them; the rows before stay as they are.
         """
-        texts = RowTable.encode(metadata)
         self.changes += 1
         try:
             self.index.add(layout.pad(vectors, self.index.d))
@@ -166,7 +165,7 @@ class Store:
                 f"({error}); NSG takes all of its rows, more than 100, in one add of at most "
                 "65 536: use HNSW where they come bit by bit"
             ) from error
-        self.table.append(ids, texts, id_type)
+        self.table.append(ids, metadata, id_type, new)
 
     def compact(self) -> int:
         """Take dead rows out, in place where the type can; return how many there were."""

@@ -20,6 +20,7 @@ from sscd_vec.adapters.arguments import (
     as_k,
     as_rows,
     is_id,
+    require_descriptors,
     resolve_threshold,
     unpack,
 )
@@ -32,7 +33,7 @@ from sscd_vec.adapters.milvus.paging import SERVER_LIMIT, Page
 from sscd_vec.adapters.milvus.rows import padded, requests
 from sscd_vec.adapters.milvus.settings import Params, Settings, require_metric
 from sscd_vec.adapters.milvus.table import DEFAULT_PARTITION, Table
-from sscd_vec.adapters.threads import quiet_blas
+from sscd_vec.adapters.milvus.threads import quiet_blas
 from sscd_vec.normalize import Metric, Normalizer
 
 Threshold = float | Literal["calibrated"]
@@ -131,7 +132,8 @@ class MilvusCollection:
     ) -> None:
         """Add references; an id that is already there is replaced, metadata and all.
 
-        Many rows are sent in requests of some 16 MB: of a call that fails, those before stay.
+        Nothing is added of a call with an id, a descriptor or metadata that is refused here. Many
+        rows are sent in requests of some 16 MB: if the server refuses one, those before it stay.
 
         Args:
             ids: ``n`` strings or ``n`` integers; of a repeated id the last row wins.
@@ -145,6 +147,7 @@ class MilvusCollection:
         settings = self._table.planned(id_type)
         self._table.check_ids(rows.ids, settings)
         self._table.check_tenant(rows.ids)
+        require_descriptors(rows, self.normalizer)
         # Lite's upsert merges old metadata into the new row; its insert replaces the row.
         verb = "insert" if self.is_lite else "upsert"
         for request in requests(rows, self.normalizer, settings.dim):

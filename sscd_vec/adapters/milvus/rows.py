@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.arguments import INT64, Rows, require_names
 from sscd_vec.adapters.milvus.settings import ID, RESERVED, VECTOR
-from sscd_vec.adapters.threads import one_blas_thread
+from sscd_vec.adapters.milvus.threads import one_blas_thread
 from sscd_vec.normalize import Normalizer
 
 LARGEST_INTEGER = 2**64 - 1  # what pymilvus can write as JSON, as is INT64.min

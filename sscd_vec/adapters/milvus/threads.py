@@ -1,10 +1,9 @@
-"""Threads of numpy's BLAS, kept out of the way of an index's own.
+"""Threads of numpy's BLAS, kept out of the way of a Milvus on the same machine.
 
-After a matrix product OpenBLAS's threads wait for the next one by spinning, for some 30 ms. A
-search that begins in that time has to share its processor cores with them: FAISS's inverted lists
-took half as long again, and rows sent to a Milvus server on the same machine a third. So the few
-queries of an ordinary search are transformed by one thread, which takes a millisecond, and so is
-what is sent to Milvus; large batches, where the product itself counts, by all of them.
+After a matrix product OpenBLAS's threads wait for the next one by spinning, for some 30 ms. What is
+sent to a Milvus in that time has to share its processor cores with them: rows took a third longer.
+So the few queries of an ordinary search are transformed by one thread, which takes a millisecond,
+and so are rows; large batches of queries, where the product itself counts, by all of them.
 """
 
 import threading
@@ -71,7 +70,7 @@ _limit = _Limit()
 def _blas() -> list[Any]:
     """The BLAS libraries loaded by now; looking for them takes milliseconds, so once.
 
-    Not those whose threads are OpenMP's, such as FAISS's own: they are the ones that search.
+    Not those whose threads are OpenMP's, such as FAISS's own, which sleep soon.
     """
     loaded = ThreadpoolController().select(user_api="blas").lib_controllers
     return [each for each in loaded if each.info().get("threading_layer") != "openmp"]

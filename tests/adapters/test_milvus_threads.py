@@ -5,7 +5,7 @@ import threading
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from sscd_vec.adapters.threads import FEW, quiet_blas
+from sscd_vec.adapters.milvus.threads import FEW, quiet_blas
 
 
 def blas_threads(openmp: bool = False) -> list[int]:
