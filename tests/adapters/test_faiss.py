@@ -72,6 +72,8 @@ def test_many_queries_are_searched_in_blocks(
         ("IVF32,Flat", {"nprobe": 16}),
         ("IVF4,Flat", {"nprobe": 4}),
         ("OPQ5,IVF32,PQ5x4", {"nprobe": 16}),
+        ("PQ5x4,RFlat", {"k_factor_rf": 8}),
+        ("IVF32,PQ5x4,RFlat", {"nprobe": 16, "k_factor_rf": 8}),
         ("Flat", {}),
     ],
 )
@@ -79,6 +81,8 @@ def test_lists_and_graphs_are_searched_widely_unless_told_otherwise(
     photos: Photos, normalizer: Normalizer, tmp_path: Path, factory: str, usual: dict[str, float]
 ) -> None:
     def setting(index: Any, name: str) -> float:  # noqa: ANN401  (types differ in what they have)
+        if name == "k_factor_rf":
+            return float(index.k_factor)
         lists = faiss.try_extract_index_ivf(index)
         return float(getattr(index.hnsw if lists is None else lists, name))
 
@@ -90,6 +94,29 @@ def test_lists_and_graphs_are_searched_widely_unless_told_otherwise(
         narrow.add(photos.ids, photos.references)
         narrow.save(tmp_path / "narrow.faiss")
         assert setting(FaissIndex.open(tmp_path / "narrow.faiss", normalizer).index, name) == 2
+
+
+def test_refining_looks_at_more_than_were_asked_for_but_at_no_more_than_there_are(
+    photos: Photos, normalizer: Normalizer
+) -> None:
+    exact, coarse, refined = (
+        FaissIndex(normalizer, factory, parameters=parameters)
+        for factory, parameters in (
+            ("Flat", {}),
+            ("PQ8x4,RFlat", {"k_factor_rf": 1}),
+            ("PQ8x4,RFlat", {}),
+        )
+    )
+    found = []
+    for index in (exact, coarse, refined):
+        index.add(photos.ids, photos.references)
+        found.append([{match.id for match in row} for row in index.search(photos.queries, 10)])
+    truth, few, many = found
+    hits = [sum(len(a & b) for a, b in zip(truth, each, strict=True)) for each in (few, many)]
+    assert hits[1] > 1.3 * hits[0]
+    every = refined.search(photos.queries, 600)
+    assert every.counts.tolist() == [600] * 40
+    np.testing.assert_allclose(every.scores, exact.search(photos.queries, 600).scores, atol=1e-5)
 
 
 def test_tombstones_do_not_make_short_lists_search_everything(

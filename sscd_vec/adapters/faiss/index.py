@@ -52,7 +52,8 @@ class FaissIndex:
         factory: Any FAISS factory string. Vectors are zero-padded to a dimension it accepts.
         metric: ``"ip"`` or ``"l2"``; the scores are the same.
         parameters: Search-time parameters as FAISS names them, e.g. ``{"nprobe": 32}``. By default
-            16 lists are probed and graphs searched with an efSearch of 64.
+            16 lists are probed, graphs searched with an efSearch of 64, and 8 times as many
+            candidates refined (``k_factor_rf``) as are asked for.
         device: ``"auto"`` searches on a GPU if FAISS sees one that takes the index, ``"gpu"`` on
             the first or not at all.
         compact_at: Share of dead rows at which the index compacts itself.

@@ -15,7 +15,7 @@ LARGEST_BLOCK = 65_536  # rows
 # What lies between the transform and the index stays in the cache: flat storage takes a quarter
 # more per second than in blocks of 65 536.
 BLOCK = 8192
-PROBED_LISTS, EF_SEARCH = 16, 64
+PROBED_LISTS, EF_SEARCH, REFINED = 16, 64, 8
 FLAT = {"IndexFlat", "IndexFlatIP", "IndexFlatL2"}
 LISTS = {"IndexIVFFlat", "IndexIVFPQ", "IndexIVFScalarQuantizer"}
 
@@ -70,11 +70,33 @@ def added_at_once(index: faiss.Index) -> int:
 
 
 def search_parameters(index: faiss.Index) -> dict[str, float]:
-    """How a new index is searched unless told otherwise: FAISS's 1 list and 16 nodes miss much."""
+    """How a new index is searched unless told otherwise.
+
+    FAISS's own 1 list and 16 nodes miss much, and to refine no more than the ``k`` that are asked
+    for only sorts them.
+    """
+    parameters: dict[str, float] = {}
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
-        return {"nprobe": min(PROBED_LISTS, lists.nlist)}
-    return {"efSearch": EF_SEARCH} if isinstance(innermost(index), faiss.IndexHNSW) else {}
+        parameters["nprobe"] = min(PROBED_LISTS, lists.nlist)
+    elif isinstance(innermost(index), faiss.IndexHNSW):
+        parameters["efSearch"] = EF_SEARCH
+    if isinstance(faiss.downcast_index(index), faiss.IndexRefine):
+        parameters["k_factor_rf"] = REFINED
+    return parameters
+
+
+def top_parameters(index: faiss.Index, k: int) -> faiss.SearchParameters | None:
+    """What a search for ``k`` is told: to refine no more candidates than there are rows.
+
+    FAISS would make room for ``k`` times the factor of them.
+    """
+    refining = faiss.downcast_index(index)
+    if not isinstance(refining, faiss.IndexRefine) or k * refining.k_factor <= index.ntotal:
+        return None
+    parameters = faiss.IndexRefineSearchParameters()
+    parameters.k_factor = index.ntotal / k
+    return parameters
 
 
 def is_exact(index: faiss.Index) -> bool:

@@ -127,7 +127,7 @@ class Searcher:
             found = self._gpu.search(vectors, k)
         if found is None:
             with blocked():
-                found = self._index.search(vectors, k)
+                found = self._index.search(vectors, k, params=layout.top_parameters(self._index, k))
         return found
 
     @property
