@@ -1,10 +1,16 @@
 """A folder's lock: one process at a time saves into it."""
 
+import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+PATIENCE = 2.0  # seconds of waiting before it is worth a word
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -29,7 +35,18 @@ def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator
     handle = os.open(folder, os.O_RDONLY)
     try:
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(handle, kind if wait else kind | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            why = f"{folder}: waiting for another process that saves or trains into it"
+            late = threading.Timer(PATIENCE, logger.warning, [why])
+            late.start()
+            try:
+                fcntl.flock(handle, kind)
+            finally:
+                late.cancel()
         yield
     finally:
         os.close(handle)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import faiss
 import numpy as np
 import pytest
 
-from sscd_vec.adapters import sidecar
+from sscd_vec.adapters import locking, sidecar
 from sscd_vec.adapters.faiss import FaissIndex, IndexFileError, files
 from sscd_vec.adapters.locking import locked
 from sscd_vec.adapters.saving import finish_save
@@ -401,3 +402,26 @@ def test_what_cannot_be_mapped_says_what_to_do(
     monkeypatch.setattr(faiss, "read_index", refusing)
     with pytest.raises(IndexFileError, match="could not load these lists.*open it without mmap"):
         FaissIndex.open(tmp_path / "a.faiss", normalizer, mmap=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="folders have no lock there")
+def test_a_save_that_has_to_wait_says_for_what(
+    index: FaissIndex,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(locking, "PATIENCE", 0.05)
+    with ThreadPoolExecutor(1) as thread:
+        with locked(tmp_path):
+            saving = thread.submit(index.save, tmp_path / "a.faiss")
+            deadline = time.monotonic() + 30
+            while not caplog.records and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert not saving.done()
+            assert [record.getMessage() for record in caplog.records] == [
+                f"{tmp_path}: waiting for another process that saves or trains into it"
+            ]
+        saving.result(timeout=30)
+    index.save(tmp_path / "a.faiss")  # nobody is in the way: not a word
+    assert len(caplog.records) == 1
