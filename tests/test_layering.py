@@ -58,8 +58,8 @@ ROOMS: dict[str, set[str]] = {
 # What a corner of a room may import on top of that.
 CORNERS: dict[str, set[str]] = {
     "adapters/faiss/": {"faiss"},
-    "adapters/threads.py": {"threadpoolctl"},
     "adapters/milvus/": {"pymilvus", "grpc"},
+    "adapters/milvus/threads.py": {"threadpoolctl"},
     "adapters/threatexchange.py": {"threatexchange", "sscd_vec.encoder"},
     "trainer/__main__.py": {"sscd_vec.cli"},
 }

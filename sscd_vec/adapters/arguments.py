@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.normalize import FingerprintMismatch, Normalizer
+from sscd_vec.normalize.descriptors import BATCH_ROWS
 
 Id = str | int
 Ids = Sequence[str] | Sequence[int] | NDArray[Any]
@@ -20,7 +21,6 @@ Batch = tuple[Ids, ArrayLike] | tuple[Ids, ArrayLike, Sequence[Metadata | None] 
 
 INT64 = np.iinfo(np.int64)
 LONGEST_ID = 65_535  # bytes: what a Milvus VARCHAR can hold at most
-CHECKED_AT_ONCE = 8192  # rows
 LARGEST_THRESHOLD = 1e30  # far beyond any score, and still a float32 after conversion to L2
 
 
@@ -162,8 +162,8 @@ def as_rows(
 
 def require_descriptors(rows: Rows, normalizer: Normalizer) -> None:
     """Refuse rows that ``normalizer`` would refuse: all of them before the first is stored."""
-    for begin in range(0, len(rows.ids), CHECKED_AT_ONCE):
-        normalizer.check(rows.descriptors[begin : begin + CHECKED_AT_ONCE])
+    for begin in range(0, len(rows.ids), BATCH_ROWS):
+        normalizer.check(rows.descriptors[begin : begin + BATCH_ROWS])
 
 
 def unpack(batches: Iterable[Batch]) -> Iterator[tuple[Ids, ArrayLike, Any]]:

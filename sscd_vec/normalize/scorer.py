@@ -96,8 +96,10 @@ class Scorer:
         """
         if self.whitening is not None:
             self.whitening.prepared(z)
-        else:
-            self.lift.references(self.whiten(z))
+            return
+        rows = self.whiten(z)
+        if not self.unit:
+            self.lift.references(rows)
 
     def biases(self, z: ArrayLike, memory: int = MEMORY) -> Float32:
         """``bias(q)`` of descriptors ``(n, dim_in)``; zeros without score normalization."""

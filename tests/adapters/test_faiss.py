@@ -516,6 +516,16 @@ def test_a_graph_that_takes_one_add_says_so_and_stays_whole(
     assert made.compact() == 100 and made.index.ntotal == 500
 
 
+@pytest.mark.parametrize("factory", ["NSG16", "NSG16,RFlat"])
+def test_a_graph_that_takes_one_add_is_given_all_rows_of_a_call(
+    factory: str, photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "BLOCK", 150)
+    made = FaissIndex(normalizer, factory)
+    made.add(photos.ids, photos.references)
+    assert made.search(photos.references[:20], 1).ids.tolist() == photos.ids[:20]
+
+
 def test_a_type_that_keeps_its_dead_says_so_once_and_goes_on(
     normalizer: Normalizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

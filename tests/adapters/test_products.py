@@ -1,17 +1,23 @@
 """FAISS computes a normalizer's products: the same vectors, and its global setting is put back."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import faiss
 import numpy as np
 import pytest
 
 from sscd_vec.adapters.faiss import FaissIndex
-from sscd_vec.adapters.faiss.products import FOR_64_THREADS, PER_THREAD, blocked, by_faiss
+from sscd_vec.adapters.faiss.products import FOR_64_THREADS, PER_THREAD, by_faiss, by_product
 from sscd_vec.normalize import Normalizer
 from sscd_vec.normalize.descriptors import Float32
-from tests.adapters.conftest import Photos
+
+from .conftest import DIM, Photos
 
 
 def threshold() -> int:
@@ -58,6 +64,15 @@ def test_a_search_of_ones_own_finds_the_neighbours(photos: Photos, normalizer: N
     np.testing.assert_allclose(plain - biased, normalizer.biases(photos.queries), atol=1e-5)
 
 
+def test_a_background_smaller_than_the_neighbours_asked_for_is_refused(
+    photos: Photos, normalizer: Normalizer
+) -> None:
+    index = FaissIndex(replace(normalizer, background=photos.references[:2].copy()))
+    index.add(photos.ids, photos.references)
+    with pytest.raises(ValueError, match=r"at most 2 \(the background's size\), got 3"):
+        index.search(photos.queries)
+
+
 def test_other_descriptors_are_refused_as_ever(photos: Photos, normalizer: Normalizer) -> None:
     index = FaissIndex(normalizer)
     with pytest.raises(ValueError, match="expected unit length"):
@@ -67,56 +82,103 @@ def test_other_descriptors_are_refused_as_ever(photos: Photos, normalizer: Norma
     assert len(index) == 0
 
 
+MANY = 1000  # queries of as many dimensions: enough for any machine
+
+
 @pytest.mark.usefixtures("two_threads")
-def test_blocks_lower_the_threshold_and_put_it_back() -> None:
-    with blocked():
+def test_the_threshold_is_lowered_where_a_product_pays_and_put_back() -> None:
+    with by_product(100, 512):
         assert threshold() == 2 * PER_THREAD
     assert threshold() == FOR_64_THREADS
+    with by_product(7, 512):
+        assert threshold() == FOR_64_THREADS, "so few are compared one by one"
     faiss.omp_set_num_threads(100)
-    with blocked():
+    with by_product(MANY, MANY):
         assert threshold() == FOR_64_THREADS, "never raised"
 
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("own", [20, 0, 1_000_000])
 def test_a_threshold_that_somebody_set_is_kept(own: int) -> None:
-    faiss.cvar.distance_compute_blas_threshold = own
-    with blocked():
+    with by_product(MANY, MANY):
+        faiss.cvar.distance_compute_blas_threshold = own
+    assert threshold() == own
+    with by_product(MANY, MANY):
         assert threshold() == own
     assert threshold() == own
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_blocks_that_overlap_put_it_back_last() -> None:
-    entered, leave = threading.Event(), threading.Event()
+def test_one_thread_makes_products_at_a_time_and_single_queries_do_not_wait(
+    photos: Photos, normalizer: Normalizer
+) -> None:
+    inside = threading.Event()
 
-    def other() -> None:
-        with blocked():
-            entered.set()
-            leave.wait(10)
+    def product() -> None:
+        with by_product(MANY, MANY):
+            inside.set()
 
-    thread = threading.Thread(target=other)
-    with blocked():
+    thread = threading.Thread(target=product)
+    with by_product(MANY, MANY):
         thread.start()
-        assert entered.wait(10)
-    assert threshold() == 2 * PER_THREAD, "the other one is still inside"
-    leave.set()
+        with by_product(1, 512):
+            pass
+        assert not inside.wait(0.1)
+    assert inside.wait(30)
     thread.join()
-    assert threshold() == FOR_64_THREADS
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat"])
+def test_threads_that_search_at_once_find_what_one_finds(
+    factory: str, photos: Photos, normalizer: Normalizer
+) -> None:
+    index = FaissIndex(normalizer, factory)
+    index.add(photos.ids, photos.references)
+    queries = np.tile(photos.queries, (10, 1))
+    expected = index.search(queries, 3)
+    with ThreadPoolExecutor(6) as threads:
+        for found in threads.map(lambda _: index.search(queries, 3), range(12)):
+            assert found.ids.tolist() == expected.ids.tolist()
+            np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_a_refused_search_puts_it_back(
+def test_a_refused_search_puts_the_threshold_back(
     photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = FaissIndex(normalizer)
     index.add(photos.ids, photos.references)
 
-    def refuse(*_: object) -> None:
-        assert threshold() < FOR_64_THREADS
+    def refuse(*_: object, **__: object) -> None:
+        assert threshold() == 2 * PER_THREAD
         raise RuntimeError("no")
 
     monkeypatch.setattr(index.index, "search", refuse)
     with pytest.raises(RuntimeError, match="no"):
-        index.search(photos.queries)
+        index.search(np.tile(photos.queries, (10, 1)))
     assert threshold() == FOR_64_THREADS
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+@pytest.mark.parametrize("factory", ["Flat", "HNSW16"])
+def test_a_forked_process_searches_and_adds(factory: str) -> None:
+    # In a process of its own: this one has threads that a fork would leave behind.
+    script = f"""
+import os, numpy as np
+from sscd_vec.adapters.faiss import FaissIndex
+from sscd_vec.normalize import Normalizer
+
+rows = np.random.default_rng(0).normal(size=(900, {DIM})).astype(np.float32)
+rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+index = FaissIndex(Normalizer.fit(rows), "{factory}")
+index.add(range(800), rows[:800])
+index.search(rows, 1)
+child = os.fork()
+if not child:
+    one = index.search(rows[:1], 1).ids.tolist()
+    many = index.search(rows[:800], 1).ids.tolist()
+    index.add(range(800, 900), rows[800:])
+    os._exit(0 if one == [0] and many == list(range(800)) and len(index) == 900 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert ended.stdout.strip() == b"0", ended.stderr.decode()

@@ -5,7 +5,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from sscd_vec.adapters.faiss.products import blocked
+from sscd_vec.adapters.faiss.products import comparing
 from sscd_vec.normalize.descriptors import Float32, as_descriptors
 
 CANDIDATES = 100
@@ -74,7 +74,7 @@ class BackgroundSearch:
         nearest = np.empty((len(queries), k), np.float32)
         for start in range(0, len(queries), _QUERY_ROWS):
             block = _even(queries[start : start + _QUERY_ROWS])
-            with blocked():
+            with comparing(self._index, block):
                 found = self._index.search(block, k, params=settings)
             nearest[start : start + _QUERY_ROWS] = found[0]
         return nearest

@@ -135,7 +135,7 @@ class FaissIndex:
     ) -> None:
         """Add references; an id that is already there is replaced. ``save`` puts them on disk.
 
-        Nothing is added of a call with an id, a descriptor or metadata that is refused.
+        All ids, descriptors and metadata of a call are checked before its first row is stored.
 
         Args:
             ids: ``n`` strings or ``n`` integers; of a repeated id the last row wins.
@@ -282,8 +282,8 @@ class FaissIndex:
 
     @normalizer.setter
     def normalizer(self, normalizer: Normalizer) -> None:
-        self._normalizer = normalizer
         self._by_faiss = by_faiss(normalizer)
+        self._normalizer = normalizer
 
     @property
     def index(self) -> faiss.Index:

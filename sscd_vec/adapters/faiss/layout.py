@@ -66,7 +66,10 @@ def reserve(index: faiss.Index, rows: int) -> None:
 
 def added_at_once(index: faiss.Index) -> int:
     """Rows to transform and add at a time; NSG makes its graph of those of a single add."""
-    return LARGEST_BLOCK if "NSG" in type(innermost(index)).__name__ else BLOCK
+    inner = innermost(index)
+    if isinstance(inner, faiss.IndexRefine):
+        inner = innermost(inner.base_index)
+    return LARGEST_BLOCK if "NSG" in type(inner).__name__ else BLOCK
 
 
 def search_parameters(index: faiss.Index) -> dict[str, float]:

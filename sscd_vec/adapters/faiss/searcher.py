@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.faiss import layout
 from sscd_vec.adapters.faiss.gpu import GpuCopy
-from sscd_vec.adapters.faiss.products import blocked
+from sscd_vec.adapters.faiss.products import comparing
 from sscd_vec.adapters.faiss.store import Store
 
 Float32 = NDArray[np.float32]
@@ -94,7 +94,7 @@ class Searcher:
     def _ranged(self, vectors: Float32, bound: float) -> Found | None:
         """FAISS's own range search, or None if the type has none after all."""
         try:
-            with blocked():
+            with comparing(self._index, vectors):
                 limits, values, rows = self._index.range_search(vectors, bound)
         except RuntimeError as error:
             if "not implemented" not in str(error):
@@ -126,7 +126,7 @@ class Searcher:
         if self._gpu is not None:
             found = self._gpu.search(vectors, k)
         if found is None:
-            with blocked():
+            with comparing(self._index, vectors):
                 found = self._index.search(vectors, k, params=layout.top_parameters(self._index, k))
         return found
 

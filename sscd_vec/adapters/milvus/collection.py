@@ -132,7 +132,7 @@ class MilvusCollection:
     ) -> None:
         """Add references; an id that is already there is replaced, metadata and all.
 
-        Nothing is added of a call with an id, a descriptor or metadata that is refused here. Many
+        All ids, descriptors and metadata of a call are checked before its first row is sent. Many
         rows are sent in requests of some 16 MB: if the server refuses one, those before it stay.
 
         Args:
