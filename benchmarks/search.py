@@ -12,12 +12,12 @@ Interleaved in one run, as ratios. Four ways to do the same:
 
 Every round has another order, and raw is timed twice: how far ``raw_over_itself`` is from 1 is how
 far any of these ratios can be trusted. Searches are compared with ``raw`` (at most 1.05x of FAISS
-at 200 000 rows and 1.10x of pymilvus, 100 queries at a time), the search of the background for the
-bias apart. Small graphs are shown beside: there whitening alone may be more than a twentieth of the
-search. Adding is compared with what does the same work, ``native`` and ``by hand`` (at least 0.9x
-of their rates): raw adding to a flat index only copies memory, in less time than the matrix product
-of whitening takes. The transform is reported on its own for both, and the adapter without it
-(``transform apart``) for adding.
+and 1.10x of pymilvus, 100 queries at a time), the search of the background for the bias apart. A
+small graph may exceed that: whitening alone is more than a twentieth of its search. Adding is
+compared with what does the same work, ``native`` and ``by hand`` (at least 0.9x of their rates),
+and not with ``raw``, which only copies what comes into a flat index, in less time than the matrix
+product of whitening takes. The transform is reported on its own for both, and the adapter without
+it (``transform apart``) for adding.
 
     python benchmarks/search.py --parts build faiss lite server
 """

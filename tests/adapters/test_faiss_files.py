@@ -16,6 +16,7 @@ import pytest
 
 from sscd_vec.adapters import locking, sidecar
 from sscd_vec.adapters.faiss import FaissIndex, IndexFileError, files
+from sscd_vec.adapters.faiss.products import by_faiss
 from sscd_vec.adapters.locking import locked
 from sscd_vec.adapters.saving import finish_save
 from sscd_vec.adapters.sidecar import aside, find_sidecar, read_sidecar, sidecar_path
@@ -42,10 +43,10 @@ def test_the_file_is_a_plain_faiss_file(index: FaissIndex, photos: Photos, tmp_p
     index.save(path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["photos.faiss", "photos.faiss.sidecar"]
     plain = faiss.read_index(str(path))
-    values, rows = plain.search(index.normalizer.queries(photos.queries), 10)
+    values, rows = plain.search(by_faiss(index.normalizer).queries(photos.queries), 10)
     found = index.search(photos.queries, 10)
     assert [f"r{row}" for row in rows.ravel()] == found.ids.tolist()
-    np.testing.assert_allclose(values.ravel(), found.scores, atol=1e-6)
+    np.testing.assert_array_equal(values.ravel(), found.scores)
 
 
 @pytest.mark.parametrize("mmap", [False, True])

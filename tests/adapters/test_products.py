@@ -108,9 +108,7 @@ def test_a_threshold_that_somebody_set_is_kept(own: int) -> None:
     assert threshold() == own
 
 
-def test_one_thread_makes_products_at_a_time_and_single_queries_do_not_wait(
-    photos: Photos, normalizer: Normalizer
-) -> None:
+def test_one_thread_makes_products_at_a_time_and_single_queries_do_not_wait() -> None:
     inside = threading.Event()
 
     def product() -> None:
