@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import cast
 
 import results
-from descriptor_cache import Describer, Shards, describe, place
+from accuracy.dataset import Describer, DiscSet, Images, Shards, describe, list_images, place
+from accuracy.evaluation import Transform, evaluate_transform
+from accuracy.models import Model, recipe_of
 from disc import CACHE
-from disc_layout import DiscSet, Images, list_images
-from evaluation import Transform, evaluate_transform
-from recipes import Model, recipe_of
 from sscd_vec.encoder.config import SizeMode
 from sscd_vec.metrics import mean_average_precision
 from sscd_vec.normalize import ScoreNorm

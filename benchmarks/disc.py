@@ -1,4 +1,4 @@
-"""DISC2021: the paper's protocol, or the same on a set made by ``make_disc_like.py``.
+"""DISC2021: the paper's protocol, or the same on a set made by ``accuracy/make_disc_like``.
 
     python benchmarks/disc.py --disc PATH --model NAME
 
@@ -15,17 +15,66 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import results
-from descriptor_cache import Shards, describe, place
-from disc_layout import DiscSet, Images, read_disc
-from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
-from make_disc_like import AT_A_TIME, edits_of_queries, with_counts
-from paper_figures import AUTHORS_CODE, BASELINES, DISC_RESULTS
-from recipes import HashRecipe, Model, recipe_of
+from accuracy.dataset import (
+    AT_A_TIME,
+    DiscSet,
+    Images,
+    Shards,
+    describe,
+    edits_of_queries,
+    place,
+    read_disc,
+    with_counts,
+)
+from accuracy.evaluation import (
+    Row,
+    Transform,
+    dimension_sweep,
+    evaluate_transform,
+    standard_transforms,
+)
+from accuracy.models import HashRecipe, Model, recipe_of
 from sscd_vec.metrics import by_edit
 from sscd_vec.normalize import ScoreNorm
 from sscd_vec.predictions import write_predictions
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sscd-vec" / "benchmarks"
+
+
+# Figures the paper prints (``tab:results``: whitened, without and with score normalization), in
+# percent, by the name of the released model or the method.
+@dataclass(frozen=True)
+class PaperRow:
+    """µAP of a model on DISC2021, whitened, without and with score normalization."""
+
+    method: str
+    dim: int
+    micro_ap: float
+    micro_ap_normalized: float
+
+
+DISC_RESULTS = {
+    "sscd_imagenet_blur": PaperRow("SSCD, ImageNet, strong blur", 512, 50.4, 64.5),
+    "sscd_imagenet_advanced": PaperRow("SSCD, ImageNet, advanced", 512, 55.5, 71.0),
+    "sscd_imagenet_mixup": PaperRow("SSCD, ImageNet, adv.+mixup", 512, 56.8, 72.2),
+    "sscd_disc_blur": PaperRow("SSCD, DISC, strong blur", 512, 54.8, 63.6),
+    "sscd_disc_advanced": PaperRow("SSCD, DISC, advanced", 512, 60.4, 71.1),
+    "sscd_disc_mixup": PaperRow("SSCD, DISC, adv.+mixup", 512, 61.5, 72.5),
+    "sscd_disc_large": PaperRow("SSCD large, DISC, adv.+mixup", 1024, 63.7, 75.3),
+}
+BASELINES = (
+    PaperRow("Multigrain, ImageNet (supervised)", 2048, 20.5, 41.7),
+    PaperRow("DINO ViT-B/16, ImageNet", 1500, 32.2, 53.8),
+    PaperRow("SimCLR trunk, ImageNet", 2048, 13.1, 33.9),
+)
+
+# Of the authors' code for sscd_disc_mixup at short side 288: (µAP, recall@P90, accuracy@1).
+AUTHORS_CODE = {
+    ("raw", "none"): (60.94, 37.7, 77.6),
+    ("whitened", "none"): (61.43, 38.3, 78.2),
+    ("raw", "1.0[0,2]"): (71.80, 62.5, 77.6),
+    ("whitened", "1.0[0,2]"): (72.43, 63.1, 78.2),
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     options = _parser().parse_args(arguments)
     if options.throughput:
-        import throughput
+        from speed import throughput
 
         throughput.run(
             options.model[0], options.disc, options.name or "throughput", folder=options.results

@@ -9,7 +9,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+BENCHMARKS = Path(__file__).parent
+RESULTS = BENCHMARKS / "results"
+# How another process runs a benchmark: this, its name, its arguments.
+RUN = (sys.executable, str(BENCHMARKS))
 PACKAGES = (
     "sscd-vec",
     "torch",
@@ -87,9 +90,7 @@ def versions() -> dict[str, str]:
 def _command(argv: list[str]) -> str:
     """The command line, with the last part only of every absolute path: those differ anywhere."""
     words = [Path(word).name if Path(word).is_absolute() else word for word in argv[1:]]
-    return shlex.join(["python", f"benchmarks/{Path(argv[0]).name}", *words])
-
-
-def _shown(argument: str) -> str:
-    """An argument as one would type it elsewhere: of a path on this machine, its name."""
-    return shlex.quote(Path(argument).name if argument.startswith("/") else argument)
+    script = Path(argv[0]).resolve()
+    if script.parent.parent == BENCHMARKS.resolve():
+        return shlex.join(["python", "benchmarks", f"{script.parent.name}/{script.stem}", *words])
+    return shlex.join(["python", f"benchmarks/{script.name}", *words])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from milvus_server import MilvusProcess, running
+from faults.milvus_server import MilvusProcess, running
 from sscd_vec.normalize import Normalizer
 
 faiss.omp_set_num_threads(1)  # small data: threads would only wait for each other

@@ -10,7 +10,7 @@ from uuid import uuid4
 import numpy as np
 import pytest
 
-from milvus_server import TOKEN
+from faults.milvus_server import TOKEN
 from sscd_vec.adapters.faiss import FaissIndex
 from sscd_vec.adapters.matches import Matches
 from sscd_vec.adapters.milvus import MilvusCollection

@@ -1,4 +1,4 @@
-"""One round of each fault in ``benchmarks/faults.py``: kill -9, reopen, nothing lost or doubled."""
+"""One round of each fault of ``faults/kill``: kill -9, reopen, nothing lost or doubled."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-import faults
 import results
-from faults import Load, run_round, verify
-from milvus_server import MilvusProcess, running
+from faults import kill
+from faults.kill import Load, run_round, verify
+from faults.milvus_server import MilvusProcess, running
 from sscd_vec.adapters.faiss import FaissIndex
 
 ROWS = 5000
@@ -57,20 +57,20 @@ def test_rounds_go_on_where_they_stopped_and_a_fault_stays_recorded(
 ) -> None:
     seeds: list[int] = []
 
-    def one(load: Load, acks: Path, server: MilvusProcess | None) -> faults.Round:
+    def one(load: Load, acks: Path, server: MilvusProcess | None) -> kill.Round:
         seeds.append(load.seed)
         if load.seed == 3:
             raise AssertionError("7 acknowledged rows are gone")
         return {"acknowledged": 10, "found": 10}
 
-    monkeypatch.setattr(faults, "run_round", one)
+    monkeypatch.setattr(kill, "run_round", one)
     monkeypatch.setattr(results, "write", partial(results.write, folder=tmp_path))
-    assert faults.rounds_done("faiss", 100, tmp_path) == []
-    faults.run_scenario("faiss", 2, 100, tmp_path / "a", None, [])
-    done = faults.rounds_done("faiss", 100, tmp_path)
-    assert len(done) == 2 and faults.rounds_done("faiss", 200, tmp_path) == []
+    assert kill.rounds_done("faiss", 100, tmp_path) == []
+    kill.run_scenario("faiss", 2, 100, tmp_path / "a", None, [])
+    done = kill.rounds_done("faiss", 100, tmp_path)
+    assert len(done) == 2 and kill.rounds_done("faiss", 200, tmp_path) == []
     with pytest.raises(AssertionError, match="7 acknowledged"):
-        faults.run_scenario("faiss", 5, 100, tmp_path / "b", None, done)
+        kill.run_scenario("faiss", 5, 100, tmp_path / "b", None, done)
     assert seeds == [0, 1, 2, 3]
     figures = results.read("faults_faiss", tmp_path)["figures"]
     assert isinstance(figures, dict)

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pymilvus import MilvusClient, MilvusException
 
-from milvus_server import TOKEN, Certificate, MilvusProcess, running
+from faults.milvus_server import TOKEN, Certificate, MilvusProcess, running
 from sscd_vec.adapters.arguments import Batch, Rows
 from sscd_vec.adapters.matches import Matches
 from sscd_vec.adapters.milvus import (

@@ -46,7 +46,7 @@ def photo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def disc_like(photo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small set made of them."""
-    import make_disc_like
+    from accuracy import make_disc_like
 
     out = tmp_path_factory.mktemp("set") / "disc"
     make_disc_like.main([str(photo_folder), str(out), "--workers", "1", "--unmatched", "14"])

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-import ablation
-from ablation_rows import TABLE, TRAININGS, train_config
-from disc_layout import read_disc
+from accuracy import ablation
+from accuracy.ablation_table import TABLE, TRAININGS, train_config
+from accuracy.dataset import read_disc
 
 SMALL = {"trunk": "resnet18", "init_from": "", "frozen_stages": 0, "size": 32, "stored_size": 40}
 SMALL |= {"inference_size": 32, "batch": 6, "steps": 2, "dim": 6, "learning_rate": 1e-3}
@@ -91,7 +91,7 @@ def test_agreement_counts_queries_by_who_is_right() -> None:
 
 
 def test_first_is_right_uses_the_first_result_only(disc_like: Path) -> None:
-    from evaluation import Row
+    from accuracy.evaluation import Row
     from sscd_vec.metrics import evaluate
     from sscd_vec.predictions import GroundTruth, Predictions
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from composed import KINDS, Kind, compose
-from dedup import THRESHOLD, _groups, planted
+from accuracy.edits.composed import KINDS, Kind, compose
 from photos import Photo, find_photos
+from speed.dedup import THRESHOLD, _groups, planted
 from sscd_vec.cli.pictures import draw
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 import copydays
+from accuracy.dataset import list_images
 from copydays import BLOCKS, SIZES, read_copydays
-from disc_layout import list_images
 from tests.benchmarks.conftest import jpeg, synthetic_photo
 
 PICTURES = 2

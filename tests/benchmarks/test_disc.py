@@ -6,10 +6,14 @@ import pytest
 from sklearn.metrics import average_precision_score
 
 import disc
-from descriptor_cache import Shards, describe
-from disc_layout import Images, read_disc
-from evaluation import Row, Transform, dimension_sweep, evaluate_transform, standard_transforms
-from make_disc_like import edits_of_queries
+from accuracy.dataset import Images, Shards, describe, edits_of_queries, read_disc
+from accuracy.evaluation import (
+    Row,
+    Transform,
+    dimension_sweep,
+    evaluate_transform,
+    standard_transforms,
+)
 from sscd_vec.normalize import Normalizer, ScoreNorm
 from sscd_vec.normalize.whitening import Mode
 from sscd_vec.predictions import read_predictions

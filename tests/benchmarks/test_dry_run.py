@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-import dry_run
+from speed import dry_run
 
 
 @pytest.mark.parametrize("best", [None, 200])

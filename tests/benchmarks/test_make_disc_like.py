@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import edits
-import make_disc_like
-from disc_layout import read_disc
+from accuracy import make_disc_like
+from accuracy.dataset import RECORDS, read_disc, read_records
+from accuracy.edits import mix
 from photos import find_photos, usable
 from tests.benchmarks.conftest import jpeg, synthetic_photo
 
@@ -48,7 +48,7 @@ def test_pools_share_no_photo(disc_like: Path, photo_folder: Path) -> None:
         }
         for name in ("references", "training")
     }
-    records = make_disc_like.read_records(disc_like / make_disc_like.RECORDS).values()
+    records = read_records(disc_like / RECORDS).values()
     matched = {str(r["source"]) for r in records if r["reference_id"]}
     unmatched = {str(r["source"]) for r in records if not r["reference_id"]}
     others = {name for r in records for name in cast(list[str], r["others"])}
@@ -62,7 +62,7 @@ def test_pools_share_no_photo(disc_like: Path, photo_folder: Path) -> None:
 
 def test_ground_truth_and_records_agree(disc_like: Path) -> None:
     disc = read_disc(disc_like)
-    records = make_disc_like.read_records(disc_like / make_disc_like.RECORDS)
+    records = read_records(disc_like / RECORDS)
     assert tuple(records) == disc.queries.ids
     assert {(q, r["reference_id"]) for q, r in records.items() if r["reference_id"]} == disc.matches
     files = ("dev_queries_groundtruth.csv", "public_ground_truth.csv")
@@ -112,14 +112,14 @@ def test_too_few_photos_is_said(photo_folder: Path, tmp_path: Path) -> None:
         make_disc_like.main([str(photo_folder), str(tmp_path / "x"), "--references", "400"])
 
 
-@pytest.mark.parametrize("name", sorted(edits.MIXTURE))
+@pytest.mark.parametrize("name", sorted(mix.MIXTURE))
 @pytest.mark.parametrize("size", [(96, 96), (160, 70)])
 def test_every_edit_changes_the_picture_and_says_how(name: str, size: tuple[int, int]) -> None:
     source = synthetic_photo(3).resize(size)
     before = source.tobytes()
     for seed in range(4):
         rng = np.random.default_rng(seed)
-        edited, strengths = edits.MIXTURE[name].edit(source, rng, lambda: synthetic_photo(4))
+        edited, strengths = mix.MIXTURE[name].edit(source, rng, lambda: synthetic_photo(4))
         assert source.tobytes() == before, "the source was changed in place"
         assert edited.mode == "RGB" and min(edited.size) >= 16
         assert edited.size != source.size or edited.tobytes() != before
@@ -129,9 +129,9 @@ def test_every_edit_changes_the_picture_and_says_how(name: str, size: tuple[int,
 def test_draw_takes_one_to_four_edits_one_of_a_family_composed_after_the_crop() -> None:
     counts = set()
     for seed in range(400):
-        names = edits.draw(np.random.default_rng(seed))
+        names = mix.draw(np.random.default_rng(seed))
         counts.add(len(names))
-        families = [edits.MIXTURE[name].family for name in names]
+        families = [mix.MIXTURE[name].family for name in names]
         assert len(set(families)) == len(families)
         if "crop" in names and "composed" in families:
             assert names.index("crop") < families.index("composed")

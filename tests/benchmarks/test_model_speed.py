@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-import model_speed
+from speed import model_speed
+from speed.measure import Timing
 from sscd_vec.encoder import Encoder, EncoderConfig, build_model
-from timing import Timing
 
 
 def test_the_smaller_model_is_measured_against_both_ways(

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-import readme_tables
+from release import readme_tables
 
 RECORD = {"command": "python benchmarks/x.py", "date": "2026-01-02", "machine": {"cpu": "some CPU"}}
 
@@ -15,7 +15,7 @@ def put(folder: Path, name: str, figures: object) -> None:
 @pytest.mark.parametrize("page", readme_tables.pages(), ids=lambda page: page.name)
 def test_every_page_agrees_with_the_results(page: Path) -> None:
     text = page.read_text()
-    assert readme_tables.rewritten(text) == text, "run python benchmarks/readme_tables.py"
+    assert readme_tables.rewritten(text) == text, "run python benchmarks release/readme_tables"
 
 
 def test_blocks_are_rewritten_and_nothing_else(tmp_path: Path) -> None:

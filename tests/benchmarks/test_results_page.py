@@ -4,9 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import results_page
-import svg_charts
-from disc_layout import DiscSet, read_disc
+from accuracy import results_page, svg_charts
+from accuracy.dataset import DiscSet, read_disc
 from sscd_vec.predictions import Predictions, read_predictions, write_predictions
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import ship_model
-from disc_layout import read_disc
+from accuracy.dataset import read_disc
+from release import ship_model
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.checkpoint import load_model, read_checkpoint, write_pretrained
 from sscd_vec.encoder.images import load_pixels

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import throughput
+from speed import throughput
 from sscd_vec.normalize import Normalizer
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from descriptor_cache import Descriptors
+from accuracy.dataset import Descriptors
 
 
 class TinyPictures:

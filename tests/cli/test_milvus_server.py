@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from milvus_server import TOKEN, MilvusProcess, running
+from faults.milvus_server import TOKEN, MilvusProcess, running
 from sscd_vec.cli import app
 from tests.cli.conftest import small
 from tests.cli.test_commands import fails, names, run

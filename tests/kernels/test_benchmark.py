@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import kernels as benchmark
+from speed import kernels as benchmark
 
 testing = pytest.importorskip("triton.testing", reason="the stopwatch comes with Triton")
 

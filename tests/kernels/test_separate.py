@@ -41,7 +41,7 @@ def test_in_a_process_of_its_own(file: str, interpret: str, tmp_path: Path) -> N
 
 def test_the_benchmark_prints_no_speed_under_the_interpreter() -> None:
     run = subprocess.run(
-        [sys.executable, "benchmarks/kernels.py"],
+        [sys.executable, "benchmarks", "speed/kernels"],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         cwd=ROOT,
         capture_output=True,

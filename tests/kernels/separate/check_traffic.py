@@ -7,7 +7,7 @@ import pytest
 import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
-import kernels as benchmark
+from speed import kernels as benchmark
 from sscd_vec.kernels import gpu
 from tests.kernels.cases import descriptors, views
 
