@@ -160,7 +160,7 @@ def _bf16() -> list[Check]:
 def _cache(cache_dir: Path | None) -> list[Check]:
     asked = repr(None if cache_dir is None else str(cache_dir))
     found = _probe(
-        "from sscd_vec.encoder.pretrained import cache_folder, present; "
+        "from sscd_vec.models import cache_folder, present; "
         f"answer = {{'folder': str(cache_folder({asked})), 'models': present({asked})}}"
     )
     folder = Path(found["folder"])

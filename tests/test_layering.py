@@ -10,8 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "sscd_vec"
 STDLIB = sys.stdlib_module_names
 
-# Rooms below all others: files, locks, progress, and where models lie.
-FOUNDATION = {"sscd_vec.files", "sscd_vec.locks", "sscd_vec.progress", "sscd_vec.models"}
+# Rooms below all others: files, locks, progress, downloads, and where models lie.
+FOUNDATION = {f"sscd_vec.{name}" for name in ("files", "locks", "progress", "download", "models")}
 
 # What each room may import besides the standard library and itself.
 ROOMS: dict[str, set[str]] = {
@@ -56,6 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "files.py": set(),
     "locks.py": {"sscd_vec.files", "filelock"},
     "progress.py": {"rich"},
+    "download.py": {"sscd_vec.files"},
     "models.py": FOUNDATION,
     "metrics.py": {"numpy", "sscd_vec.predictions"},
     "predictions.py": {"numpy"},
@@ -136,6 +137,7 @@ def test_imports_finds_every_form() -> None:
         ("sscd_vec.files", {"torch", "faiss", "pymilvus", "numpy"}),
         ("sscd_vec.locks", {"torch", "faiss", "pymilvus", "numpy"}),
         ("sscd_vec.progress", {"torch", "faiss", "pymilvus", "numpy", "rich"}),
+        ("sscd_vec.models", {"torch", "faiss", "pymilvus", "numpy", "rich"}),
         ("sscd_vec.metrics", {"torch", "faiss", "pymilvus"}),
         ("sscd_vec.cli", {"torch", "faiss", "pymilvus"}),
         ("sscd_vec.adapters.matches", {"torch", "faiss", "pymilvus"}),

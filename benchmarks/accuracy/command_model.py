@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from photos import Photo
-from sscd_vec import Encoder, Normalizer
-from sscd_vec.encoder import EncoderConfig, pretrained
+from sscd_vec import Encoder, Normalizer, models
+from sscd_vec.encoder import EncoderConfig
 from sscd_vec.encoder.imagenet import imagenet_model
 from sscd_vec.normalize import Kind
 
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("search", "symmetric")
 
 def default_model() -> str:
     """The shipped model if there is one, the ImageNet stand-in otherwise."""
-    return pretrained.shipped()[0] if pretrained.shipped() else STAND_IN
+    return models.shipped()[0] if models.shipped() else STAND_IN
 
 
 def label(name: str | None) -> str:
@@ -55,7 +55,7 @@ def model_folder(name: str | None, photos: Sequence[Photo], folder: Path) -> Pat
         folder: Where to put it then.
     """
     if not (name or default_model()).startswith("imagenet:"):
-        place = pretrained.resolve(name or default_model())
+        place = models.resolve(name or default_model())
         if (place / NORMALIZER).is_file():
             return place
     encoder = open_encoder(name)

@@ -24,8 +24,7 @@ from accuracy.command_model import fit_normalizer, label, open_encoder
 from accuracy.dataset import DiscSet, Images, edits_of_queries, read_disc
 from photos import Photo, find_photos
 from speed.measure import interleaved
-from sscd_vec import Encoder, Normalizer
-from sscd_vec.encoder import pretrained
+from sscd_vec import Encoder, Normalizer, models
 from sscd_vec.normalize import Threshold, calibrate
 from sscd_vec.photos.encode_files import describe_pixels
 from sscd_vec.photos.tiles import crop_count
@@ -216,9 +215,9 @@ def cost(encoder: Encoder, photos: list[Photo], tiles: int) -> dict[str, float]:
 
 def _normalizer(name: str | None, encoder: Encoder, photos: list[Photo]) -> Normalizer:
     """The model's own, or one fitted on photos that nothing else here uses."""
-    if name is not None or pretrained.shipped():
+    if name is not None or models.shipped():
         try:
-            beside = pretrained.resolve(name) / "normalizer.safetensors"
+            beside = models.resolve(name) / "normalizer.safetensors"
         except FileNotFoundError:  # imagenet:TRUNK
             return fit_normalizer(encoder, photos)
         if beside.is_file():

@@ -72,19 +72,17 @@ def convert_model(
     import torch
 
     from sscd_vec.encoder.checkpoint import (
-        CONFIG_FILE,
-        WEIGHTS_FILE,
-        CheckpointError,
         read_checkpoint,
+        validate_release,
         write_pretrained,
     )
     from sscd_vec.encoder.fingerprint import fingerprint
-    from sscd_vec.encoder.pretrained import resolve
+    from sscd_vec.models import CONFIG_FILE, WEIGHTS_FILE, CheckpointError, resolve
 
     taken = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if (folder / name).exists()]
     if taken and not overwrite:
         raise FileExistsError(f"{folder} already holds {' and '.join(taken)}; --overwrite replaces")
-    found = resolve(source)
+    found = resolve(source, validate=validate_release)
     config, state = read_checkpoint(found)
     write_pretrained(folder, config, state, dtype=torch.float16 if half else None)
     back_config, back = read_checkpoint(folder)

@@ -1,9 +1,9 @@
 """The encoder and the normalizer a command works with."""
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sscd_vec import models
 from sscd_vec.cli.console import Failure, say, warn
 
 if TYPE_CHECKING:
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from sscd_vec.normalize import Normalizer
     from sscd_vec.normalize.threshold import Kind
     from sscd_vec.photos.descriptor_cache import DescriptorCache
-
-NORMALIZER_FILE = "normalizer.safetensors"
 
 
 def open_encoder(model: str | None, device: str | None = None) -> "Encoder":
@@ -46,11 +44,7 @@ def _read_heic() -> None:
 
 def model_name(model: str | None) -> str:
     """A name that finds the same model again: paths become absolute, the shipped one its name."""
-    from sscd_vec.encoder import pretrained
-
-    if model is None:
-        return pretrained.resolve(None).name
-    return str(Path(model).resolve()) if Path(model).exists() else model
+    return models.stable_name(model)
 
 
 def open_normalizer(path: str | None, model: str | None, encoder: "Encoder") -> "Normalizer":
@@ -59,12 +53,11 @@ def open_normalizer(path: str | None, model: str | None, encoder: "Encoder") -> 
     Without any, descriptors are compared as they are: scores are cosines and no threshold is
     known.
     """
-    from sscd_vec.encoder import pretrained
     from sscd_vec.normalize import Normalizer
 
     if path is None:
-        place = pretrained.resolve(model, local_files_only=True)
-        beside = (place if place.is_dir() else place.parent) / NORMALIZER_FILE
+        place = models.resolve(model, local_files_only=True)
+        beside = (place if place.is_dir() else place.parent) / models.NORMALIZER_FILE
         if beside.is_file():
             path = str(beside)
     if path is None:
@@ -102,12 +95,11 @@ def need_threshold(normalizer: "Normalizer", kind: "Kind", given: float | None) 
 
 def open_cache(encoder: "Encoder", tiles: int, wanted: bool) -> "DescriptorCache":
     """The descriptors already known of this encoder, or a passing store in memory."""
-    from sscd_vec.encoder import pretrained
     from sscd_vec.photos.descriptor_cache import DescriptorCache
 
     if not wanted:
         return DescriptorCache(None)
     suffix = "" if tiles == 1 else f"-tiles{tiles}"
     return DescriptorCache(
-        pretrained.cache_folder() / "descriptors" / f"{encoder.fingerprint}{suffix}.sqlite"
+        models.cache_folder() / "descriptors" / f"{encoder.fingerprint}{suffix}.sqlite"
     )

@@ -4,7 +4,6 @@ What a file is comes from its content, never from its name. Pickles are read wit
 ``torch.load(weights_only=True)`` only, TorchScript archives without running them.
 """
 
-import hashlib
 import json
 import os
 import pickle
@@ -12,7 +11,6 @@ import re
 import secrets
 import warnings
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,24 +20,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.layouts import CheckpointError
 from sscd_vec.encoder.model import SSCDModel, build_head, build_model, pooled_dim
 from sscd_vec.encoder.torchscript import is_torchscript, read_torchscript
 from sscd_vec.encoder.translate import translate
+from sscd_vec.files import file_sha256
+from sscd_vec.models import CONFIG_FILE, WEIGHTS_FILE, CheckpointError, Released, check_archive
 
 __all__ = [
     "CONFIG_FILE",
     "WEIGHTS_FILE",
     "CheckpointError",
-    "check_archive",
-    "file_sha256",
     "load_model",
     "read_checkpoint",
+    "validate_release",
     "write_pretrained",
 ]
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 
 _FORMAT = 1
 # Where training checkpoints keep weights and config; averaged weights are the ones to use.
@@ -139,30 +134,18 @@ def write_pretrained(
         settings.unlink(missing_ok=True)
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_archive(path: Path) -> None:
-    """Check the CRC of every record where ``path`` is a zip, as torch's files are.
+def validate_release(path: Path, expected: Released) -> None:
+    """Read a released model that is new in the cache.
 
     Raises:
-        CheckpointError: A record is damaged, or the file ends early.
+        CheckpointError: It is not a model, or another than ``expected``.
     """
-    if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:
-            if file.read(4) == b"PK\x03\x04":
-                raise CheckpointError("the archive is cut off: its end is missing")
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
-        raise CheckpointError(f"the archive is damaged ({error})") from error
-    if damaged is not None:
-        raise CheckpointError(f"the archive is damaged: record {damaged} fails its CRC")
+    config, _ = read_checkpoint(path)
+    if (config.trunk, config.dim) != (expected.trunk, expected.dim):
+        raise CheckpointError(
+            f"holds {config.trunk} with {config.dim} dimensions, "
+            f"{expected.trunk} with {expected.dim} expected"
+        )
 
 
 def _read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sscd_vec.encoder import checkpoint, pipeline, pretrained
+from sscd_vec import models
+from sscd_vec.encoder import checkpoint, pipeline
 from sscd_vec.encoder.backends import Backend, BackendName, check_backend, open_backend
 from sscd_vec.encoder.config import EncoderConfig, SizeMode
 from sscd_vec.encoder.fingerprint import fingerprint
@@ -104,8 +105,12 @@ class Encoder:
             backend: See ``Encoder``.
             precision: See ``Encoder``.
         """
-        path = pretrained.resolve(
-            name_or_path, cache_dir=cache_dir, local_files_only=local_files_only, base_url=base_url
+        path = models.resolve(
+            name_or_path,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+            base_url=base_url,
+            validate=checkpoint.validate_release,
         )
         config, state = checkpoint.read_checkpoint(path)
         changes: dict[str, Any] = {"size": size, "size_mode": size_mode}

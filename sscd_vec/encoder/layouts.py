@@ -14,6 +14,7 @@ from sscd_vec.encoder.config import EncoderConfig, Head
 from sscd_vec.encoder.efficientnet_lite import VARIANTS, scaled_stages
 from sscd_vec.encoder.trunks import RESNETS
 from sscd_vec.encoder.vit import VITS
+from sscd_vec.models import CheckpointError
 
 # What training frameworks put in front of every name: a wrapper's attribute.
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
@@ -38,10 +39,6 @@ _DINO = {
     "mlp.0": "mlp.fc1",
     "mlp.3": "mlp.fc2",
 }
-
-
-class CheckpointError(ValueError):
-    """A file that is not a model this library can read, and why."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sscd_vec.encoder.layouts import CheckpointError
+from sscd_vec.models import CheckpointError
 
 _DEEPEST = 64
 _DTYPES = {

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.layouts import (
-    CheckpointError,
     detect,
     infer_config,
     is_bottleneck,
     strip_wrappers,
 )
 from sscd_vec.encoder.model import build_model
+from sscd_vec.models import CheckpointError
 
 _NAMED = 8  # tensors named in one error before "and n more"
 

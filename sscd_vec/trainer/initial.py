@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sscd_vec.encoder.checkpoint import read_checkpoint
+from sscd_vec.encoder.checkpoint import read_checkpoint, validate_release
 from sscd_vec.encoder.imagenet import imagenet_model
 from sscd_vec.encoder.model import SSCDModel, build_model
-from sscd_vec.encoder.pretrained import resolve
+from sscd_vec.models import resolve
 from sscd_vec.trainer.config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def initial_model(config: TrainConfig) -> SSCDModel:
         return build_model(encoder, zero_init_residual=config.zero_init_residual)
     if config.init_from == IMAGENET:
         return imagenet_model(encoder)
-    earlier, weights = read_checkpoint(resolve(config.init_from))
+    earlier, weights = read_checkpoint(resolve(config.init_from, validate=validate_release))
     if earlier.trunk != encoder.trunk:
         raise ValueError(
             f"init_from={config.init_from} has the trunk {earlier.trunk}, this run asks for "

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-from sscd_vec import Encoder, Normalizer
-from sscd_vec.cli.session import NORMALIZER_FILE
-from sscd_vec.encoder import pretrained
+from sscd_vec import Encoder, Normalizer, models
 
 
-@pytest.mark.parametrize("name", pretrained.shipped())
+@pytest.mark.parametrize("name", models.shipped())
 def test_the_shipped_normalizer_fits_its_model_and_has_every_threshold(name: str) -> None:
     encoder = Encoder.from_pretrained(name, device="cpu")
-    normalizer = Normalizer.load(pretrained.resolve(name) / NORMALIZER_FILE)
+    normalizer = Normalizer.load(models.normalizer_path(name))
     normalizer.check_encoder(encoder)
     assert set(normalizer.thresholds) == {"search", "symmetric", "tiled"}
     picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
@@ -20,4 +18,4 @@ def test_the_shipped_normalizer_fits_its_model_and_has_every_threshold(name: str
 
 
 def test_one_model_ships() -> None:
-    assert len(pretrained.shipped()) == 1
+    assert len(models.shipped()) == 1

@@ -10,11 +10,10 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from PIL import Image
 
-from sscd_vec import Encoder
+from sscd_vec import Encoder, models
 from sscd_vec.cli.console import SOME_UNREADABLE
 from sscd_vec.cli.train import train
 from sscd_vec.encoder import precision as precision_room
-from sscd_vec.encoder import pretrained
 from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.model import SSCDModel, build_model
@@ -240,8 +239,8 @@ def test_averaged_weights_are_what_is_written(few: Path, tmp_path: Path) -> None
 
 
 def test_starting_from_a_model_by_its_name() -> None:
-    name = pretrained.shipped()[0]
-    config, weights = read_checkpoint(pretrained.resolve(name))
+    name = models.shipped()[0]
+    config, weights = read_checkpoint(models.resolve(name))
     run = TrainConfig(trunk=config.trunk, dim=config.dim, init_from=name)
     started = initial_model(run)
     assert (started.config.mean, started.config.std) == (config.mean, config.std)

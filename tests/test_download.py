@@ -1,14 +1,18 @@
 """Downloads against a real HTTP server that breaks, lies and changes its mind."""
 
+import io
 import threading
+import urllib.request
+import urllib.response
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from sscd_vec.encoder import download as download_module
-from sscd_vec.encoder.download import DownloadError, discard_partial, download, partial_path
+from sscd_vec import download as download_module
+from sscd_vec.download import DownloadError, discard_partial, download, partial_path
 
 CONTENT = bytes(range(256)) * 5000
 
@@ -25,6 +29,7 @@ class Shelf(ThreadingHTTPServer):
         self.modified: str | None = None
         self.cuts: list[int] = []  # bytes after which each coming answer breaks off
         self.statuses: list[int] = []  # status of each coming answer, instead of a file
+        self.redirects: list[str] = []  # where each coming answer sends the client, instead
         self.honours_range = True
         self.honours_if_range = True
         self.announces_length = True
@@ -46,6 +51,11 @@ class Answer(BaseHTTPRequestHandler):
         shelf.requests.append(self.headers.get("Range"))
         if shelf.statuses:
             self.send_error(shelf.statuses.pop(0))
+            return
+        if shelf.redirects:
+            self.send_response(302)
+            self.send_header("Location", shelf.redirects.pop(0))
+            self.end_headers()
             return
         start = 0
         wanted = self.headers.get("Range")
@@ -215,3 +225,35 @@ def test_discarding_forgets_a_partial_download(shelf: Shelf, tmp_path: Path) -> 
         download(shelf.url, tmp_path / "f")
     discard_partial(tmp_path / "f")
     assert left_over(tmp_path / "f") == []
+
+
+def test_a_redirect_between_plain_servers_is_followed(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.redirects = [shelf.url + "2"]
+    download(shelf.url, tmp_path / "f")
+    assert (tmp_path / "f").read_bytes() == CONTENT
+    assert len(shelf.requests) == 2
+
+
+def test_a_redirect_never_leaves_https(
+    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(
+        handler: urllib.request.HTTPSHandler, request: urllib.request.Request
+    ) -> urllib.response.addinfourl:
+        headers = Message()
+        headers["Location"] = shelf.url
+        response = urllib.response.addinfourl(io.BytesIO(), headers, request.full_url, 302)
+        vars(response)["msg"] = "Found"
+        return response
+
+    monkeypatch.setattr(urllib.request.HTTPSHandler, "https_open", answer)
+    with pytest.raises(DownloadError, match=r"https://models\.example/f redirects to http://.*not"):
+        download("https://models.example/f", tmp_path / "f")
+    assert not shelf.requests
+    assert left_over(tmp_path / "f") == []
+
+
+def test_a_redirect_to_another_protocol_is_refused(shelf: Shelf, tmp_path: Path) -> None:
+    shelf.redirects = ["ftp://127.0.0.1/f"]
+    with pytest.raises(DownloadError, match="redirects to ftp"):
+        download(shelf.url, tmp_path / "f")

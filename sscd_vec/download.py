@@ -2,7 +2,7 @@
 
 The bytes so far are ``NAME.part``, the server's validator (ETag or Last-Modified) is in
 ``NAME.part.json``. A request for the rest carries ``If-Range``, so a server whose file changed
-sends all of it again.
+sends all of it again. A redirect may not leave HTTPS.
 """
 
 import http.client
@@ -16,6 +16,9 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
+
+from sscd_vec.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +46,16 @@ class _Partial:
 def download(url: str, path: Path, progress: Progress | None = None) -> None:
     """Fetch ``url`` to ``path``, continuing an earlier transfer, and only then give it its name.
 
-    A connection that breaks is taken up again a few times as long as bytes still arrive.
+    A broken connection is retried a few times, as long as bytes still arrive.
 
     Args:
         url: What to fetch.
         path: Where to; ``path.part`` holds the bytes until all are there.
-        progress: Called with the bytes so far and in all, None where the server does not say.
+        progress: Called with the bytes so far and in total (None if the server does not say).
 
     Raises:
-        DownloadError: Unreachable, refused or cut off; says which, and that a new call continues.
+        DownloadError: Unreachable, refused, redirected away from HTTPS, or cut off; says which,
+            and that a new call continues.
     """
     part = partial_path(path)
     failures = 0
@@ -89,6 +93,27 @@ class _CutOff(Exception):
     """The connection ended before the file did."""
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects over HTTP(S), from HTTPS only to HTTPS."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        allowed = ("https:",) if req.full_url.lower().startswith("https:") else ("http:", "https:")
+        if not newurl.lower().startswith(allowed):
+            raise DownloadError(
+                f"{req.full_url} redirects to {newurl}, which is not encrypted: refused. Check the "
+                "base URL, or fetch the file yourself and pass its path."
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def _transfer(url: str, part: Path, progress: Progress | None) -> None:
     known = _read_notes(part, url)
     have = _size(part)
@@ -99,7 +124,8 @@ def _transfer(url: str, part: Path, progress: Progress | None) -> None:
         request.add_header("Range", f"bytes={have}-")
         request.add_header("If-Range", known.validator)
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
+        opener = urllib.request.build_opener(_Redirects)
+        with opener.open(request, timeout=_TIMEOUT) as response:
             _receive(url, response, part, known, progress)
     except urllib.error.HTTPError as error:
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
@@ -151,6 +177,8 @@ def _receive(
             have += len(chunk)
             if progress is not None:
                 progress(have, total)
+        file.flush()
+        os.fsync(file.fileno())
     if total is not None and have < total:
         raise _CutOff(f"{have} of {total} bytes")
     if total is not None and have > total:
@@ -187,9 +215,7 @@ def _read_notes(part: Path, url: str) -> _Partial | None:
 
 
 def _write_notes(part: Path, notes: _Partial) -> None:
-    writing = part.with_name(part.name + ".json.new")
-    writing.write_text(json.dumps(asdict(notes)), encoding="utf-8")
-    os.replace(writing, _notes(part))
+    write_whole(_notes(part), json.dumps(asdict(notes)))
 
 
 def _size(path: Path) -> int:

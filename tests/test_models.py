@@ -1,7 +1,10 @@
 """Names to files: the cache, the recorded hash, and what is said when something is wrong."""
 
+import io
 import json
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,23 +13,29 @@ import torch
 from torch import Tensor
 from torchvision.models.resnet import Bottleneck, ResNet
 
-from sscd_vec.encoder import Encoder, pretrained
-from sscd_vec.encoder.checkpoint import (
-    CheckpointError,
-    file_sha256,
-    read_checkpoint,
-    write_pretrained,
-)
+from sscd_vec import models
+from sscd_vec.download import DownloadError
+from sscd_vec.encoder import Encoder
+from sscd_vec.encoder.checkpoint import read_checkpoint, validate_release, write_pretrained
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.download import DownloadError
 from sscd_vec.encoder.model import build_model
-from sscd_vec.encoder.pretrained import RELEASED, Released, resolve
+from sscd_vec.files import file_sha256
+from sscd_vec.models import (
+    NORMALIZER_FILE,
+    RELEASED,
+    CheckpointError,
+    Released,
+    check_archive,
+    normalizer_path,
+    stable_name,
+)
 from tests.encoder.original_modules import TorchvisionSSCD
-from tests.encoder.test_pretrained_download import Shelf, shelf
+from tests.test_download import Shelf, shelf
 
 __all__ = ["shelf"]  # the fixture
 
 CONFIG = EncoderConfig(trunk="efficientnet_lite0", dim=8)
+resolve = partial(models.resolve, validate=validate_release)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,7 @@ def small_file(state: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactor
 def small(shelf: Shelf, small_file: bytes, monkeypatch: pytest.MonkeyPatch) -> Shelf:
     """A server that has one small released model, called ``small``."""
     listed = {"small": Released("small.pt", "efficientnet_lite0", 8), **RELEASED}
-    monkeypatch.setattr(pretrained, "RELEASED", listed)
+    monkeypatch.setattr(models, "RELEASED", listed)
     shelf.content = small_file
     return shelf
 
@@ -76,7 +85,7 @@ def test_a_released_name_is_downloaded_once(shelf: Shelf, tmp_path: Path) -> Non
     assert len(shelf.requests) == 1
     assert resolve("sscd_disc_mixup", cache_dir=cache, local_files_only=True) == path
     assert len(shelf.requests) == 1
-    assert pretrained.present(cache) == sorted(["sscd_disc_mixup", *pretrained.shipped()])
+    assert models.present(cache) == sorted(["sscd_disc_mixup", *models.shipped()])
 
 
 def test_the_hash_is_recorded_first_and_verified_afterwards(small: Shelf, tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_a_read_only_cache_works(
     def read_only(*args: object) -> None:
         raise PermissionError("read-only file system")
 
-    monkeypatch.setattr(pretrained, "_write_record", read_only)
+    monkeypatch.setattr(models, "write_whole", read_only)
     assert resolve("small", cache_dir=tmp_path).exists()
 
 
@@ -129,7 +138,7 @@ def test_an_interrupted_transfer_is_continued(
     small.cuts = [3_000_000, 0, 0, 0, 0]
     with pytest.raises(DownloadError, match="3000000 bytes"):
         resolve("small", cache_dir=tmp_path, base_url=small.url)
-    assert "small" not in pretrained.present(tmp_path)
+    assert "small" not in models.present(tmp_path)
     path = resolve("small", cache_dir=tmp_path, base_url=small.url)
     assert path.read_bytes() == small_file
     assert small.requests[-1] == "bytes=3000000-"
@@ -196,10 +205,10 @@ def test_environment_chooses_cache_and_server(
     monkeypatch.setenv("SSCD_VEC_CACHE", str(tmp_path / "here"))
     monkeypatch.setenv("SSCD_VEC_BASE_URL", small.url)
     assert resolve("small").parent == tmp_path / "here"
-    assert pretrained.cache_folder(tmp_path) == tmp_path
+    assert models.cache_folder(tmp_path) == tmp_path
     monkeypatch.delenv("SSCD_VEC_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert pretrained.cache_folder() == tmp_path / "xdg" / "sscd-vec"
+    assert models.cache_folder() == tmp_path / "xdg" / "sscd-vec"
 
 
 def test_a_bar_can_be_shown(
@@ -221,16 +230,107 @@ def test_unknown_names_list_the_known() -> None:
 def test_shipped_models_are_found_by_name_or_alone(
     state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pretrained, "SHIPPED", tmp_path)
+    monkeypatch.setattr(models, "SHIPPED", tmp_path)
     with pytest.raises(FileNotFoundError, match="no model of its own. Name a released one"):
         resolve()
     write_pretrained(tmp_path / "tiny", CONFIG, state)
     assert resolve() == resolve("tiny") == tmp_path / "tiny"
-    assert pretrained.shipped() == ["tiny"]
-    assert "tiny" in pretrained.present(tmp_path / "empty")
+    assert models.shipped() == ["tiny"]
+    assert "tiny" in models.present(tmp_path / "empty")
     write_pretrained(tmp_path / "other", CONFIG, state)
     with pytest.raises(FileNotFoundError, match="several models are shipped: .*other, tiny"):
         resolve()
+
+
+def test_a_bad_file_put_there_by_hand_is_refused_and_not_recorded(
+    small: Shelf, small_file: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "small.pt").write_bytes(flipped(small_file))
+    with pytest.raises(CheckpointError, match="CRC|damaged"):
+        resolve("small", cache_dir=tmp_path)
+    assert not (tmp_path / "small.pt.json").exists()
+
+
+def test_a_download_is_checked_without_a_validator_too(
+    small: Shelf, small_file: bytes, tmp_path: Path
+) -> None:
+    small.content = flipped(small_file)
+    with pytest.raises(CheckpointError, match=r"not small: .*(CRC|damaged)"):
+        models.resolve("small", cache_dir=tmp_path, base_url=small.url)
+    assert not (tmp_path / "small.pt").exists()
+
+
+def test_a_validator_is_called_once_with_what_is_expected(small: Shelf, tmp_path: Path) -> None:
+    calls: list[Released] = []
+    for _ in range(2):
+        models.resolve(
+            "small",
+            cache_dir=tmp_path,
+            base_url=small.url,
+            validate=lambda path, expected: calls.append(expected),
+        )
+    assert calls == [Released("small.pt", "efficientnet_lite0", 8)]
+
+
+def test_the_shipped_normalizer_is_found_by_none_name_and_folder() -> None:
+    name = models.shipped()[0]
+    file = normalizer_path()
+    assert file == normalizer_path(name) == normalizer_path(file.parent) == normalizer_path(file)
+    assert file.name == NORMALIZER_FILE and file.is_file()
+
+
+@pytest.mark.parametrize("name", ["sscd_disc_mixup", "no/such/place", "nobody"])
+def test_a_missing_normalizer_says_what_to_do(name: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{name}.*sscd-vec normalize fit"):
+        normalizer_path(name)
+    with pytest.raises(FileNotFoundError, match=f"no {NORMALIZER_FILE} in .*Normalizer.fit"):
+        normalizer_path(tmp_path)
+
+
+def test_a_stable_name_finds_the_model_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert stable_name() == stable_name(None) == models.shipped()[0]
+    assert stable_name("sscd_disc_mixup") == "sscd_disc_mixup"
+    assert stable_name("model") == stable_name(Path("model")) == str(tmp_path.resolve() / "model")
+
+
+def zipped(kind: int, content: bytes, name: str = "model/data/0") -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", kind) as archive:
+        archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def test_an_archive_cannot_unpack_to_more_than_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(zipped(zipfile.ZIP_STORED, bytes(1000)))
+    check_archive(path)
+    path.write_bytes(zipped(zipfile.ZIP_DEFLATED, bytes(10_000_000)))
+    with pytest.raises(CheckpointError, match="data/0 is compressed, which torch never writes"):
+        check_archive(path)
+    path.write_bytes(zipped(zipfile.ZIP_DEFLATED, bytes(100_000), "model/code/a.py"))
+    check_archive(path)  # TorchScript's source is compressed
+    path.write_bytes(zipped(zipfile.ZIP_DEFLATED, bytes(65 * 2**20), "model/code/a.py"))
+    with pytest.raises(CheckpointError, match="code unpacks to 68157440 bytes"):
+        check_archive(path)
+
+
+def test_records_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model/data/0", bytes(1000))
+        for number in range(1, 5):  # the directory lists one stored record five times
+            copy = zipfile.ZipInfo.__new__(zipfile.ZipInfo)
+            for field in zipfile.ZipInfo.__slots__:
+                if hasattr(archive.filelist[0], field):
+                    setattr(copy, field, getattr(archive.filelist[0], field))
+            copy.filename = f"model/data/{number}"
+            archive.filelist.append(copy)
+    with pytest.raises(CheckpointError, match="claims to hold 5000: its records overlap"):
+        check_archive(path)
 
 
 def test_a_path_is_itself(tmp_path: Path) -> None:
