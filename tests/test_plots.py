@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from sscd_vec import plots
-from sscd_vec.normalize.threshold import Threshold
+from sscd_vec.normalize import Threshold
 
 
 def test_two_distributions_and_the_threshold(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     python benchmarks speed/normalize     # 10 000 queries, 100 000 background, 512 d
 
 The same search four ways, in turn: ``faiss.IndexFlatIP``; ours in numpy; and
-``Normalizer.with_search`` with two supplied from outside: a torch matrix product with top-k, and
+``Normalizer.with_products`` with two supplied from outside: a torch matrix product with top-k, and
 ``BackgroundSearch``, which is not exhaustive.
 """
 
@@ -22,8 +22,7 @@ from speed.measure import interleaved
 from sscd_vec.adapters.faiss import BackgroundSearch
 from sscd_vec.metrics import evaluate
 from sscd_vec.normalize import Normalizer, ScoreNorm, nearest_similarities
-from sscd_vec.normalize.descriptors import Float32
-from sscd_vec.normalize.neighbours import MEMORY
+from sscd_vec.normalize.descriptors import MEMORY, Float32
 from sscd_vec.predictions import GroundTruth, Predictions
 
 PARTS = ("bias_search", "memory", "metrics")
@@ -66,8 +65,8 @@ def bias_search(queries: int, background: int, dim: int, rounds: int) -> dict[st
     norm = ScoreNorm()
     ways = {
         "numpy": normalizer,
-        "torch": normalizer.with_search(TorchSearch(kept)),
-        "BackgroundSearch": normalizer.with_search(BackgroundSearch(kept)),
+        "torch": normalizer.with_products(search=TorchSearch(kept)),
+        "BackgroundSearch": normalizer.with_products(search=BackgroundSearch(kept)),
     }
 
     def exhaustive() -> Float32:

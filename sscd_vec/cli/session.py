@@ -8,8 +8,7 @@ from sscd_vec.cli.console import Failure, say, warn
 
 if TYPE_CHECKING:
     from sscd_vec.encoder import Encoder
-    from sscd_vec.normalize import Normalizer
-    from sscd_vec.normalize.threshold import Kind
+    from sscd_vec.normalize import Kind, Normalizer
     from sscd_vec.photos.descriptor_cache import DescriptorCache
 
 

@@ -1,4 +1,4 @@
-"""Descriptor arrays: checked, read in batches, brought to unit length."""
+"""Descriptor arrays: checked, read in batches, brought to unit length, sampled, compared."""
 
 from collections.abc import Iterable, Iterator
 from typing import cast
@@ -12,12 +12,32 @@ Descriptors = ArrayLike | Iterable[ArrayLike]  # one (n, d) array, or (n_i, d) b
 
 BATCH_ROWS = 8192
 UNIT_TOLERANCE = 1e-3  # float16 descriptors of 512 dimensions are unit to about 1e-5
+ROUNDING = 1e-5  # of a cosine of the same descriptor with itself
+HALF_ROUNDING = 1e-4  # the same if one of them was kept in 16 bits
+MEMORY = 64 << 20  # bytes of products held at once beside arguments and results
+QUERY_ROWS, BACKGROUND_ROWS = 4096, 1024  # of a block of products, if memory allows
+
+
+class OverlapError(ValueError):
+    """The background holds images that are also references.
+
+    Attributes:
+        pairs: ``(k, 2)`` int64 rows ``(background row, reference row)`` of the duplicates.
+    """
+
+    def __init__(self, message: str, pairs: object = None) -> None:
+        """Keep the offending pairs beside the message."""
+        super().__init__(message)
+        self.pairs = pairs
+
+
+# ---------------------------------------------------------------------- rows
 
 
 def as_descriptors(z: ArrayLike, dim: int | None = None, what: str = "descriptors") -> Float32:
     """Return ``z`` as a finite, C-contiguous float32 ``(n, d)`` array, or say what is wrong.
 
-    A single descriptor ``(d,)`` becomes ``(1, d)``. Nothing is copied that is already right.
+    A single descriptor ``(d,)`` becomes ``(1, d)``. An array that is already right is not copied.
 
     Raises:
         TypeError: If ``z`` does not hold floating point numbers.
@@ -78,7 +98,7 @@ def unit(z: Float32, what: str = "descriptors", out: Float32 | None = None) -> F
     """Rows divided by their length, ``z / |z|``; into ``out``, which may be ``z``, if given.
 
     Raises:
-        ValueError: If a row has no direction (length zero).
+        ValueError: If a row has length zero and so no direction.
     """
     length = lengths(z)
     if not length.all():
@@ -109,3 +129,146 @@ def require_unit(z: Float32, what: str = "descriptors") -> None:
             f"{length.max():.4g}; L2-normalize them first (Encoder.encode does), or fit with "
             "l2_before=True (whitening) or unit=False (none)"
         )
+
+
+# ---------------------------------------------------------------------- a background of them
+
+
+class RowSample:
+    """All rows of some batches, or a uniform sample of them, gathered as the batches pass.
+
+    A sample holds ``size`` rows and one batch at a time: each row draws a random key, and the
+    rows with the smallest keys stay, in their order.
+    """
+
+    def __init__(self, size: int | None = None, seed: int = 0) -> None:
+        """Keep ``size`` rows, or all."""
+        if size is not None and size < 1:
+            raise ValueError(f"background_size: expected at least 1, got {size}")
+        self._size = size
+        self._random = np.random.default_rng(seed)
+        self._keys = np.zeros(0)
+        self._kept: list[Float32] = []
+
+    def watch(self, rows: Iterable[Float32]) -> Iterator[Float32]:
+        """Pass the batches on and keep what belongs to the sample."""
+        for batch in rows:
+            self._kept.append(batch)
+            if self._size is not None:
+                keys = np.concatenate([self._keys, self._random.random(len(batch))])
+                if len(keys) > self._size:
+                    stay = np.sort(np.argpartition(keys, self._size - 1)[: self._size])
+                    keys, self._kept = keys[stay], [np.concatenate(self._kept)[stay]]
+                self._keys = keys
+            yield batch
+
+    def rows(self) -> Float32:
+        """What was gathered.
+
+        Raises:
+            ValueError: If there were no rows, or fewer than asked for.
+        """
+        count = sum(map(len, self._kept))
+        wanted = 1 if self._size is None else self._size
+        if count < wanted:
+            raise ValueError(f"background: expected at least {wanted} rows to keep, got {count}")
+        return np.concatenate(self._kept)
+
+
+def collect(rows: Iterable[Float32], size: int | None = None, seed: int = 0) -> Float32:
+    """All rows of the batches, or a uniform sample of ``size`` of them, in their order."""
+    sample = RowSample(size, seed)
+    for _ in sample.watch(rows):
+        pass
+    return sample.rows()
+
+
+def measure(background: Descriptors, unit: bool, max_length: float | None) -> tuple[int, float]:
+    """Dimensions and ``R`` (longest vector allowed) of a background that is not whitened.
+
+    Raises:
+        ValueError: If rows are not unit although they should be, or longer than ``max_length``, or
+            if that is given for unit rows.
+    """
+    dim_in, longest = 0, 0.0
+    for batch in batches(background):
+        dim_in = batch.shape[1]
+        if unit:
+            require_unit(batch, "background")
+        longest = max(longest, float(lengths(batch).max(initial=0)))
+    if dim_in == 0:
+        raise ValueError("background: expected at least one row, got none")
+    if unit:
+        if max_length is not None:
+            raise ValueError(
+                f"max_length: expected only with unit=False, got {max_length:g}; unit vectors have "
+                "length 1"
+            )
+        return dim_in, 1.0
+    radius = 1.25 * longest if max_length is None else float(max_length)
+    if not (longest <= radius < float("inf") and radius > 0):
+        raise ValueError(
+            f"max_length: expected at least the background's longest, {longest:.6g}, more than 0 "
+            f"and finite, got {radius:g}"
+        )
+    return dim_in, radius
+
+
+# ---------------------------------------------------------------------- the same image twice
+
+
+def without_references(rows: Iterable[Float32], references: Float32) -> Iterator[Float32]:
+    """Pass the batches of a background on; refuse it at their end if it holds any reference.
+
+    Raises:
+        OverlapError: With all duplicated rows in ``pairs``.
+    """
+    found: list[NDArray[np.int64]] = []
+    seen = 0
+    for batch in rows:
+        found.append(overlapping_pairs(batch, references, ROUNDING) + np.array([seen, 0]))
+        seen += len(batch)
+        yield batch
+    if found:
+        refuse_pairs(np.concatenate(found))
+
+
+def refuse_pairs(pairs: NDArray[np.int64]) -> None:
+    """Raise an ``OverlapError`` that names them, if there are any ``overlapping_pairs``."""
+    if len(pairs):
+        raise OverlapError(
+            f"{len(pairs)} background rows are also among the references (first: background "
+            f"row {pairs[0, 0]} is reference row {pairs[0, 1]}); copies of these would be "
+            "normalized away. Fit on a background without them",
+            pairs,
+        )
+
+
+def overlapping_pairs(
+    background: Float32, references: Float32, slack: float, memory: int = MEMORY
+) -> NDArray[np.int64]:
+    """Rows ``(i, j)`` where background ``i`` and reference ``j`` are the same vector.
+
+    Same means ``|b - r|^2 <= 2 slack max(|b|^2, |r|^2)``, that is a cosine of at least
+    ``1 - slack`` for unit vectors: the rounding of the precision the background is kept in.
+    """
+    b_square = np.einsum("nd,nd->n", background, background)
+    r_square = np.einsum("nd,nd->n", references, references)
+    found: list[NDArray[np.int64]] = [np.zeros((0, 2), dtype=np.int64)]
+    # Three arrays of a block's size live at once below: the product, the distance, the limit.
+    b_rows, r_rows = block_shape(len(background), len(references), memory // 3)
+    for i in range(0, len(background), b_rows):
+        for j in range(0, len(references), r_rows):
+            bb, rr = b_square[i : i + b_rows, None], r_square[None, j : j + r_rows]
+            product = background[i : i + b_rows] @ references[j : j + r_rows].T
+            same = bb + rr - 2 * product <= 2 * slack * np.maximum(bb, rr)
+            found.append(np.argwhere(same) + np.array([i, j]))
+    return np.concatenate(found)
+
+
+def block_shape(queries: int, background: int, memory: int = MEMORY) -> tuple[int, int]:
+    """Rows of queries and of background whose products fit in ``memory`` bytes."""
+    cells = max(memory // 4, 1)
+    background_rows = max(min(BACKGROUND_ROWS, background, cells), 1)
+    query_rows = max(min(QUERY_ROWS, queries, cells // background_rows), 1)
+    return query_rows, background_rows

@@ -1,43 +1,101 @@
-"""``Normalizer``: how a scorer is fitted, changed without re-indexing, fingerprinted and saved."""
+"""``Normalizer``: whitening, score normalization, lift and thresholds, fitted and kept together."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sscd_vec.normalize import persistence, record
-from sscd_vec.normalize.background import RowSample, collect, measure, without_references
-from sscd_vec.normalize.calibration import Per, calibrate
-from sscd_vec.normalize.descriptors import Descriptors, as_descriptors, batches, is_array
-from sscd_vec.normalize.errors import NormalizerFileError
-from sscd_vec.normalize.fingerprint import HasFingerprint, digest, fingerprint_of
-from sscd_vec.normalize.neighbours import Search
-from sscd_vec.normalize.score_norm import ScoreNorm
-from sscd_vec.normalize.scorer import Precision, Scorer
-from sscd_vec.normalize.threshold import Kind, Threshold
-from sscd_vec.normalize.whitening import Mode, Whitening
+from sscd_vec import models
+from sscd_vec.normalize import persistence
+from sscd_vec.normalize.calibration import KINDS, Kind, Threshold, UncalibratedError, calibrate
+from sscd_vec.normalize.calibration.calibrate import Options
+from sscd_vec.normalize.descriptors import (
+    HALF_ROUNDING,
+    MEMORY,
+    ROUNDING,
+    Descriptors,
+    Float32,
+    Float64,
+    RowSample,
+    as_descriptors,
+    batches,
+    collect,
+    is_array,
+    measure,
+    overlapping_pairs,
+    refuse_pairs,
+    require_unit,
+    unit,
+    without_references,
+)
+from sscd_vec.normalize.lift import Lift, Metric, Numbers
+from sscd_vec.normalize.persistence import HasFingerprint, NormalizerFileError, fingerprint_of
+from sscd_vec.normalize.score_norm import ScoreNorm, Search
+from sscd_vec.normalize.whitening import Matmul, Mode, Whitening, fit_whitening
 
+Precision = Literal["float32", "float16"]
 PAPER = ScoreNorm()
 
 
+class FingerprintMismatch(ValueError):
+    """Two things that must come from the same encoder or normalizer do not."""
+
+
 @dataclass(frozen=True, eq=False)
-class Normalizer(Scorer):
+class Normalizer:
     """From descriptors to vectors any index can search, and back to scores. Immutable.
 
-    Made by ``fit`` or ``load``. What it does with descriptors, and its attributes, are those of
-    ``Scorer``; here is how it is made, changed on the query side, calibrated and kept.
+    For whitened unit descriptors ``z``, ``scores(q, r) = z_q.z_r - bias(q)`` (the paper's
+    normalized similarity), and the inner product of a row of ``queries`` with a row of
+    ``references`` is exactly that score; see ``lift`` for squared L2 and cosine.
+
+    Attributes:
+        dim_in: Dimensions of the descriptors taken.
+        whitening: The transform, or None.
+        score_norm: Settings of the bias, or None for no score normalization.
+        background: ``(m, dim)`` float32 background, transformed like queries; None without score
+            normalization.
+        encoder: Fingerprint of the encoder the background came from, or None if unknown.
+        unit: Whether stored vectors have unit length (always so after whitening).
+        max_length: ``R``, the longest vector allowed; 1 for unit vectors.
+        background_precision: How the background is kept on file and rounded in memory.
+        thresholds: Calibrated thresholds by kind.
+        matmul: Whitens; see ``with_products``. Never saved.
+        search: Finds background neighbours instead of the exhaustive search. Never saved.
     """
+
+    dim_in: int
+    whitening: Whitening | None = None
+    score_norm: ScoreNorm | None = None
+    background: Float32 | None = field(default=None, repr=False)
+    encoder: str | None = None
+    unit: bool = True
+    max_length: float = 1.0
+    background_precision: Precision = "float32"
+    thresholds: Mapping[Kind, Threshold] = field(default_factory=dict)
+    matmul: Matmul = field(default=np.matmul, repr=False)
+    search: Search | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Freeze what could still be changed."""
+        object.__setattr__(self, "thresholds", MappingProxyType(dict(self.thresholds)))
+        if self.background is not None:
+            self.background.setflags(write=False)
+
+    # ------------------------------------------------------------------ made
 
     @classmethod
     def fit(
         cls,
         background: Descriptors,
         *,
-        whitening: Mode | Whitening | None = "whiten",
+        whitening: Mode | Whitening | Literal["auto"] | None = "auto",
         dim: int | None = None,
         eps: float | Literal["oas"] = 0.0,
         l2_before: bool = False,
@@ -55,7 +113,10 @@ class Normalizer(Scorer):
         Args:
             background: ``(n, d)`` array or iterable of batches. Without score normalization it is
                 streamed; with it, its rows (or ``background_size`` of them) are kept.
-            whitening: ``"whiten"``, ``"centre"``, None, or an already fitted ``Whitening``.
+            whitening: ``"whiten"``, ``"centre"``, None, or a fitted ``Whitening``. ``"auto"``
+                whitens; but with fewer than ten rows per dimension and a shipped model as
+                ``encoder`` it keeps that model's whitening, which is better than one fitted on
+                so few rows, and only the bias comes from the background.
             dim: Keep this many whitened dimensions; all by default.
             eps: Shrinkage for small backgrounds, see ``Whitening.fit``.
             l2_before: L2-normalize before whitening too (trunk features).
@@ -70,23 +131,12 @@ class Normalizer(Scorer):
             seed: Of the sample.
         """
         sample = RowSample(background_size, seed)
-        rows: Descriptors = background
-        if references is not None:
-            bank = as_descriptors(references, what="references")
-            rows = without_references(batches(rows, bank.shape[1]), bank)
-        if score_norm is not None and not is_array(background):
-            # A generator passes by once: whiten on all of it, keep what the bias needs.
-            rows = sample.watch(batches(rows))
-        transform: Whitening | None
-        if isinstance(whitening, str):
-            transform = Whitening.fit(rows, whitening, dim, eps, l2_before)
-        elif dim is not None or l2_before or eps:
-            raise ValueError(
-                "dim, eps and l2_before: expected only with whitening='whiten' or 'centre', "
-                f"got whitening={'None' if whitening is None else 'a fitted one'}"
-            )
-        else:
-            transform = whitening
+        # A generator can be read once: whiten on all of it, keep what the bias needs.
+        keep = None if score_norm is None or is_array(background) else sample
+        rows = _rows_once(background, references, keep)
+        fingerprint = fingerprint_of(encoder)
+        shipped = partial(persistence.shipped_whitening, fingerprint)
+        transform = fit_whitening(rows, whitening, dim, eps, l2_before, shipped)
         if transform is None:
             dim_in, radius = measure(rows, unit, max_length)
         elif unit and max_length is None:
@@ -96,24 +146,198 @@ class Normalizer(Scorer):
                 "unit=False and max_length: expected only with whitening=None; whitened vectors "
                 "have unit length"
             )
-        fitted = cls(dim_in, transform, None, None, fingerprint_of(encoder), unit, radius)
         if isinstance(rows, Iterator):
-            for _ in rows:  # whatever a fitted whitening left unread
-                pass
+            deque(rows, maxlen=0)  # whatever a fitted whitening left unread
+        fitted = cls(dim_in, transform, None, None, fingerprint, unit, radius)
         if score_norm is None:
             return fitted
+        kept = background if keep is None else sample.rows()
+        size = background_size if keep is None else None
         return fitted.with_background(
-            background if is_array(background) else sample.rows(),
-            score_norm=score_norm,
-            keep=keep_background,
-            size=background_size,
-            seed=seed,
+            kept, score_norm=score_norm, keep=keep_background, size=size, seed=seed
         )
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path | None = None) -> "Normalizer":
+        """Load the normalizer of a model, with its thresholds.
+
+        Args:
+            name_or_path: A model's name or folder, or a normalizer file; None for the shipped one.
+
+        Raises:
+            FileNotFoundError: If there is none; says what to do.
+            NormalizerFileError: As ``load``.
+        """
+        return cls.load(models.normalizer_path(name_or_path))
 
     @classmethod
     def identity(cls, dim_in: int) -> "Normalizer":
         """No whitening and no score normalization: unit descriptors as they are, cosine scores."""
         return cls(dim_in=dim_in)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Normalizer":
+        """Read what ``save`` wrote, bit for bit.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            NormalizerFileError: If the file is truncated, altered, foreign, or of a newer format.
+        """
+        fields, expected = persistence.read(path)
+        loaded = cls(**fields)
+        if (loaded.reference_fingerprint, loaded.query_fingerprint) != expected:
+            raise NormalizerFileError(
+                f"{path}: the content does not have the fingerprint written with it; the file was "
+                "altered or damaged. Copy it again from where it came"
+            )
+        return loaded
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all."""
+        persistence.write(path, self)
+
+    @cached_property
+    def reference_fingerprint(self) -> str:
+        """What an index depends on: encoder, whitening, layout. Other indexes must be rebuilt."""
+        return persistence.reference_fingerprint(self)
+
+    @cached_property
+    def query_fingerprint(self) -> str:
+        """What may change without re-indexing: beta, n, n_end, background, M, thresholds."""
+        return persistence.query_fingerprint(self)
+
+    # ------------------------------------------------------------------ at work
+
+    @property
+    def dim(self) -> int:
+        """Dimensions after whitening."""
+        return self.dim_in if self.whitening is None else self.whitening.dim
+
+    @cached_property
+    def lift(self) -> Lift:
+        """How vectors are laid out, and how scores, IP, L2 and cosine convert."""
+        beta = 0.0 if self.score_norm is None else self.score_norm.beta
+        return Lift(beta, self.max_length, self.unit)
+
+    @property
+    def lifted_dim(self) -> int:
+        """Dimensions of what an index stores: ``dim + 2`` (``dim + 3`` with ``unit=False``)."""
+        return self.dim + self.lift.extra
+
+    def whiten(self, z: ArrayLike) -> Float32:
+        """Descriptors ``(n, dim_in)`` as they are compared: ``(n, dim)``, unit length."""
+        if self.whitening is not None:
+            return self.whitening.apply(z, self.matmul)
+        z = as_descriptors(z, self.dim_in)
+        if self.unit:
+            require_unit(z)
+            return unit(z)
+        return z
+
+    def biases(self, z: ArrayLike, memory: int = MEMORY) -> Float32:
+        """``bias(q)`` of descriptors ``(n, dim_in)``; zeros without score normalization."""
+        return self.whitened_biases(self.whiten(z), memory)
+
+    def whitened_biases(self, whitened: Float32, memory: int = MEMORY) -> Float32:
+        """``bias(q)`` of vectors that ``whiten`` returned, for callers that need both."""
+        if self.score_norm is None or self.background is None:
+            return np.zeros(len(whitened), dtype=np.float32)
+        return self.score_norm.bias(whitened, self.background, self.search, memory)
+
+    def queries(
+        self,
+        z: ArrayLike,
+        *,
+        encoder: str | HasFingerprint | None = None,
+        memory: int = MEMORY,
+    ) -> Float32:
+        """Descriptors as queries, ``(n, lifted_dim)``.
+
+        Args:
+            z: ``(n, dim_in)`` descriptors.
+            encoder: If given, refused unless it is the one fitted with.
+            memory: Bytes the search of the background may use for similarities.
+        """
+        if encoder is not None:
+            self.check_encoder(encoder)
+        whitened = self.whiten(z)
+        return self.lift.queries(whitened, self.whitened_biases(whitened, memory))
+
+    def references(self, z: ArrayLike, *, encoder: str | HasFingerprint | None = None) -> Float32:
+        """Descriptors as references, ``(n, lifted_dim)``; what an index stores."""
+        if encoder is not None:
+            self.check_encoder(encoder)
+        return self.lift.references(self.whiten(z))
+
+    def scores(self, queries: ArrayLike, references: ArrayLike) -> Float32:
+        """``s(q, r) - bias(q)`` for all pairs of descriptors: ``(n_queries, n_references)``."""
+        q, r = self.whiten(queries), self.whiten(references)
+        scores: Float32 = q @ r.T - self.whitened_biases(q)[:, None]
+        return scores
+
+    def symmetric_scores(self, a: ArrayLike, b: ArrayLike) -> Float32:
+        """``min(score(a, b), score(b, a)) = s(a, b) - max(bias(a), bias(b))`` for all pairs.
+
+        For comparing and grouping images where neither is the query. Its threshold is of kind
+        ``"symmetric"``.
+        """
+        first, second = self.whiten(a), self.whiten(b)
+        bias = np.maximum(self.whitened_biases(first)[:, None], self.whitened_biases(second)[None])
+        scores: Float32 = first @ second.T - bias
+        return scores
+
+    @overload
+    def to_metric(self, score: float, metric: Metric) -> float: ...
+    @overload
+    def to_metric(self, score: Numbers, metric: Metric) -> Float64: ...
+    def to_metric(self, score: float | Numbers, metric: Metric) -> float | Float64:
+        """A score as the ``"ip"``, squared ``"l2"`` or ``"cosine"`` of lifted vectors."""
+        return self.lift.to_metric(score, metric)
+
+    @overload
+    def from_metric(self, value: float, metric: Metric) -> float: ...
+    @overload
+    def from_metric(self, value: Numbers, metric: Metric) -> Float64: ...
+    def from_metric(self, value: float | Numbers, metric: Metric) -> float | Float64:
+        """What an index returned, as a score."""
+        return self.lift.from_metric(value, metric)
+
+    # ------------------------------------------------------------------ thresholds
+
+    def threshold(self, kind: Kind = "search") -> float:
+        """The calibrated threshold of a kind of score.
+
+        Raises:
+            UncalibratedError: If there is none.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"kind: expected one of {KINDS}, got {kind!r}")
+        if kind not in self.thresholds:
+            raise UncalibratedError(
+                f"no calibrated threshold for {kind!r} scores (stored: "
+                f"{sorted(self.thresholds) or 'none'}); use Normalizer.calibrate or "
+                f"`sscd-vec calibrate`, or pass a number"
+            )
+        return self.thresholds[kind].value
+
+    def calibrate(
+        self,
+        queries: ArrayLike | None = None,
+        references: ArrayLike | None = None,
+        is_match: ArrayLike | None = None,
+        **options: Unpack[Options],
+    ) -> "Normalizer":
+        """The same with a calibrated threshold; fits the same indexes.
+
+        Takes what ``sscd_vec.normalize.calibrate`` takes, where it is explained::
+
+            normalizer.calibrate(held_out, false_match_rate=1e-3, bank_size=1_000_000)
+            normalizer.calibrate(queries, references, is_match, precision=0.9)
+        """
+        found = calibrate(self, queries, references, is_match, **options)
+        return self.with_threshold(found.threshold)
+
+    # ------------------------------------------------------------------ changed
 
     def with_background(
         self,
@@ -163,94 +387,67 @@ class Normalizer(Scorer):
             threshold = Threshold(float(threshold), kind)
         return replace(self, thresholds={**self.thresholds, threshold.kind: threshold})
 
-    def calibrate(
-        self,
-        queries: ArrayLike | None = None,
-        references: ArrayLike | None = None,
-        is_match: ArrayLike | None = None,
-        *,
-        false_match_rate: float | None = None,
-        precision: float | None = None,
-        per: Per = "query",
-        bank_size: int | None = None,
-        kind: Kind = "search",
-        query_groups: ArrayLike | None = None,
-        reference_groups: ArrayLike | None = None,
-        confidence: float = 0.95,
-        seed: int = 0,
+    def with_products(
+        self, matmul: Matmul | None = None, search: Search | None = None
     ) -> "Normalizer":
-        """The same with a calibrated threshold; fits the same indexes.
+        """The same, with its two large products computed elsewhere; numpy's where None.
 
-        Takes what ``sscd_vec.normalize.calibration.calibrate`` takes, where it is explained::
+        Neither is saved, nor part of a fingerprint: results may differ by rounding only.
 
-            normalizer.calibrate(held_out, false_match_rate=1e-3, bank_size=1_000_000)
-            normalizer.calibrate(queries, references, is_match, precision=0.9)
+        Args:
+            matmul: Whitens: ``matmul(rows (n, dim_in), matrix (dim_in, dim)) -> (n, dim)``.
+            search: Finds background neighbours: ``search(queries (n, dim), k) -> (n, k)`` largest
+                inner products with ``background``, in any order. For example
+                ``lambda q, k: index.search(q, k)[0]`` with a FAISS index over ``background``.
         """
-        calibration = calibrate(
-            self,
-            queries,
-            references,
-            is_match,
-            false_match_rate=false_match_rate,
-            precision=precision,
-            per=per,
-            bank_size=bank_size,
-            kind=kind,
-            query_groups=query_groups,
-            reference_groups=reference_groups,
-            confidence=confidence,
-            seed=seed,
-        )
-        return self.with_threshold(calibration.threshold)
+        return replace(self, matmul=np.matmul if matmul is None else matmul, search=search)
 
-    def with_search(self, search: Search | None) -> "Normalizer":
-        """The same, finding background neighbours with ``search(queries, k) -> (n, k)``.
+    # ------------------------------------------------------------------ checked
 
-        For example ``lambda q, k: index.search(q, k)[0]`` with a FAISS index over
-        ``background``. It is not saved with the normalizer and is in no fingerprint.
-        """
-        return replace(self, search=search)
-
-    @cached_property
-    def reference_fingerprint(self) -> str:
-        """What an index depends on: encoder, whitening, layout. Other indexes must be rebuilt."""
-        return digest(*record.reference_side(self))
-
-    @cached_property
-    def query_fingerprint(self) -> str:
-        """What may change without re-indexing: beta, n, n_end, background, M, thresholds."""
-        settings, arrays = record.query_side(self)
-        return digest({"reference": self.reference_fingerprint, **settings}, arrays)
-
-    def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all."""
-        settings, arrays = record.reference_side(self)
-        query_settings, query_arrays = record.query_side(self)
-        fingerprints = {
-            "background_count": 0 if self.background is None else len(self.background),
-            "reference_fingerprint": self.reference_fingerprint,
-            "query_fingerprint": self.query_fingerprint,
-        }
-        persistence.write(path, settings | query_settings | fingerprints, arrays | query_arrays)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Normalizer":
-        """Read what ``save`` wrote, bit for bit.
+    def check(self, z: ArrayLike) -> None:
+        """Refuse the descriptors that ``references`` would refuse, without whitening them.
 
         Raises:
-            NormalizerFileError: If the file is truncated, altered, foreign, or of a newer format.
+            TypeError: If they are not floating point numbers.
+            ValueError: If they have another size, are not finite, or not of a length allowed.
         """
-        settings, arrays = persistence.read(path)
-        try:
-            loaded = cls(**record.fields(settings, arrays))
-            expected = settings["reference_fingerprint"], settings["query_fingerprint"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise NormalizerFileError(
-                f"{path}: incomplete normalizer ({error!r}); fit and save it again"
-            ) from error
-        if (loaded.reference_fingerprint, loaded.query_fingerprint) != expected:
-            raise NormalizerFileError(
-                f"{path}: the content does not have the fingerprint written with it; the file was "
-                "altered or damaged. Copy it again from where it came"
+        if self.whitening is not None:
+            self.whitening.prepared(z)
+            return
+        rows = self.whiten(z)
+        if not self.unit:
+            self.lift.references(rows)
+
+    def check_encoder(self, encoder: str | HasFingerprint) -> None:
+        """Refuse another encoder than the one fitted with (if that one is known).
+
+        Raises:
+            FingerprintMismatch: Naming both.
+        """
+        given = fingerprint_of(encoder)
+        if self.encoder is not None and given != self.encoder:
+            raise FingerprintMismatch(
+                f"this normalizer was fitted on descriptors of encoder {self.encoder}, got encoder "
+                f"{given}; use that encoder, or fit a normalizer on this one's descriptors"
             )
-        return loaded
+
+    def check_overlap(self, references: ArrayLike) -> None:
+        """Refuse references that are also in the background: their copies would score too low.
+
+        Raises:
+            OverlapError: With the duplicated rows in ``pairs``.
+        """
+        if self.background is not None:
+            slack = HALF_ROUNDING if self.background_precision == "float16" else ROUNDING
+            refuse_pairs(overlapping_pairs(self.background, self.whiten(references), slack))
+
+
+def _rows_once(
+    background: Descriptors, references: ArrayLike | None, sample: RowSample | None
+) -> Descriptors:
+    """A background, compared with references and sampled as it is read."""
+    rows = background
+    if references is not None:
+        bank = as_descriptors(references, what="references")
+        rows = without_references(batches(rows, bank.shape[1]), bank)
+    return rows if sample is None else sample.watch(batches(rows))

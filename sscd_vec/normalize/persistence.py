@@ -1,56 +1,102 @@
-"""A normalizer as one safetensors file with JSON metadata."""
+"""A normalizer as settings and arrays: its two fingerprints, and one safetensors file.
 
+Stored vectors depend on the *reference side* (encoder, whitening, layout); the *query side* may
+change without touching an index. A file holds both, and their fingerprints.
+"""
+
+import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from sscd_vec.normalize.errors import NormalizerFileError
+from sscd_vec import models
+from sscd_vec.files import write_whole
+from sscd_vec.normalize.calibration.threshold import Threshold
+from sscd_vec.normalize.score_norm import ScoreNorm
+from sscd_vec.normalize.whitening import Whitening
+
+if TYPE_CHECKING:
+    from sscd_vec.normalize.normalizer import Normalizer
 
 FORMAT = "sscd-vec.normalizer"
 VERSION = 1
 
+Settings = dict[str, Any]
+Arrays = dict[str, NDArray[Any]]
 
-def write(
-    path: str | Path, settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
-) -> None:
-    """Write ``settings`` and ``arrays`` to ``path``, whole or not at all."""
-    path = Path(path)
+
+class NormalizerFileError(ValueError):
+    """A file is not a normalizer this version can read: truncated, foreign, altered or newer."""
+
+
+class HasFingerprint(Protocol):
+    """An encoder, as far as a normalizer is concerned."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What distinguishes its descriptors from every other encoder's."""
+        ...
+
+
+def fingerprint_of(encoder: str | HasFingerprint | None) -> str | None:
+    """The fingerprint of an encoder, given as itself or as that fingerprint."""
+    return encoder if encoder is None or isinstance(encoder, str) else encoder.fingerprint
+
+
+def shipped_whitening(encoder: str | None) -> Whitening | None:
+    """The whitening shipped with the model of this fingerprint, if it is a shipped one."""
+    for name in models.shipped() if encoder is not None else ():
+        fields, _ = read(models.normalizer_path(name))
+        if fields["encoder"] == encoder:
+            whitening: Whitening | None = fields["whitening"]
+            return whitening
+    return None
+
+
+def reference_fingerprint(normalizer: "Normalizer") -> str:
+    """Digest of what stored vectors depend on."""
+    return _digest(*_reference_side(normalizer))
+
+
+def query_fingerprint(normalizer: "Normalizer") -> str:
+    """Digest of everything."""
+    settings, arrays = _query_side(normalizer)
+    return _digest({"reference": normalizer.reference_fingerprint, **settings}, arrays)
+
+
+def write(path: str | Path, normalizer: "Normalizer") -> None:
+    """Write a normalizer to ``path``, whole or not at all."""
+    settings, arrays = _reference_side(normalizer)
+    query_settings, query_arrays = _query_side(normalizer)
+    background = normalizer.background
+    facts = {
+        "background_count": 0 if background is None else len(background),
+        "reference_fingerprint": normalizer.reference_fingerprint,
+        "query_fingerprint": normalizer.query_fingerprint,
+    }
     metadata = {
         "format": FORMAT,
         "version": str(VERSION),
-        "settings": json.dumps(settings, sort_keys=True),
+        "settings": json.dumps(settings | query_settings | facts, sort_keys=True),
     }
-    content = save({name: np.ascontiguousarray(a) for name, a in arrays.items()}, metadata)
+    named = {name: np.ascontiguousarray(a) for name, a in (arrays | query_arrays).items()}
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(partial, 0o666 & ~umask)  # mkstemp makes private files; this is an ordinary one
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    write_whole(path, save(named, metadata))
 
 
-def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Read what ``write`` wrote.
+def read(path: str | Path) -> tuple[dict[str, Any], tuple[str, str]]:
+    """Read what ``write`` wrote: the fields of a normalizer, and the fingerprints it must have.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        NormalizerFileError: If the file is truncated, foreign, or of a newer format.
+        NormalizerFileError: If the file is truncated, foreign, incomplete, or of a newer format.
     """
     path = Path(path)
     if not path.is_file():
@@ -58,19 +104,25 @@ def read(path: str | Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-            _check(path, metadata)
+            _check_format(path, metadata)
             arrays = {name: file.get_tensor(name) for name in file.keys()}
-        settings: dict[str, Any] = json.loads(metadata["settings"])
+        settings: Settings = json.loads(metadata["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError) as error:
         raise NormalizerFileError(
             f"{path}: expected a normalizer written by Normalizer.save, but it cannot be read "
             f"({error}); the file is truncated or not a normalizer. Fit and save it again, or copy "
             "it again from where it came"
         ) from error
-    return settings, arrays
+    try:
+        fingerprints = settings["reference_fingerprint"], settings["query_fingerprint"]
+        return _fields(settings, arrays), fingerprints
+    except (KeyError, TypeError, ValueError) as error:
+        raise NormalizerFileError(
+            f"{path}: incomplete normalizer ({error!r}); fit and save it again"
+        ) from error
 
 
-def _check(path: Path, metadata: Mapping[str, str]) -> None:
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != FORMAT:
         raise NormalizerFileError(
             f"{path}: expected a file of format {FORMAT!r}, got {metadata.get('format')!r}; this "
@@ -82,3 +134,80 @@ def _check(path: Path, metadata: Mapping[str, str]) -> None:
             f"{path}: written in format version {version}, this sscd-vec reads up to {VERSION}; "
             "upgrade sscd-vec"
         )
+
+
+def _digest(settings: Settings, arrays: Arrays) -> str:
+    """128 bits of SHA-256 over JSON settings and the names, types, shapes and bytes of arrays."""
+    sha = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        sha.update(f"{name}:{array.dtype.str}:{array.shape}".encode())
+        sha.update(array.data)
+    return sha.hexdigest()[:32]
+
+
+def _reference_side(normalizer: "Normalizer") -> tuple[Settings, Arrays]:
+    """What stored vectors depend on: encoder, whitening, layout."""
+    settings: Settings = {
+        "layout": "unit+2" if normalizer.unit else "length+3",
+        "dim_in": normalizer.dim_in,
+        "encoder": normalizer.encoder,
+        "unit": normalizer.unit,
+        "max_length": normalizer.max_length,
+        "whitening": None,
+    }
+    w = normalizer.whitening
+    if w is None:
+        return settings, {}
+    settings["whitening"] = {
+        "mode": w.mode,
+        "eps": w.eps,
+        "count": w.count,
+        "l2_before": w.l2_before,
+        "unit_input": w.unit_input,
+    }
+    return settings, {
+        "whitening.mean": w.mean,
+        "whitening.matrix": w.matrix,
+        "whitening.variances": w.variances,
+    }
+
+
+def _query_side(normalizer: "Normalizer") -> tuple[Settings, Arrays]:
+    """What may change without touching an index: beta, n, n_end, background, M, thresholds."""
+    norm, thresholds = normalizer.score_norm, normalizer.thresholds
+    settings: Settings = {
+        "score_norm": None
+        if norm is None
+        else {"beta": norm.beta, "n": norm.n, "n_end": norm.n_end},
+        "query_square": normalizer.lift.query_square,
+        "background_precision": normalizer.background_precision,
+        "thresholds": [thresholds[kind].to_dict() for kind in sorted(thresholds)],
+    }
+    if normalizer.background is None:
+        return settings, {}
+    return settings, {"background": normalizer.background.astype(normalizer.background_precision)}
+
+
+def _fields(settings: Settings, arrays: Arrays) -> dict[str, Any]:
+    """The constructor's arguments back from both sides."""
+    whitening = settings["whitening"]
+    if whitening is not None:
+        whitening = Whitening(
+            **whitening,
+            mean=arrays["whitening.mean"],
+            matrix=arrays["whitening.matrix"],
+            variances=arrays["whitening.variances"],
+        )
+    norm, background = settings["score_norm"], arrays.get("background")
+    return {
+        "dim_in": settings["dim_in"],
+        "whitening": whitening,
+        "score_norm": None if norm is None else ScoreNorm(**norm),
+        "background": None if background is None else background.astype(np.float32),
+        "encoder": settings["encoder"],
+        "unit": settings["unit"],
+        "max_length": settings["max_length"],
+        "background_precision": settings["background_precision"],
+        "thresholds": {t["kind"]: Threshold.from_dict(t) for t in settings["thresholds"]},
+    }

@@ -1,7 +1,7 @@
 """PCA whitening or centring of descriptors, followed by L2 normalization."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -21,10 +21,13 @@ from sscd_vec.normalize.descriptors import (
 
 Mode = Literal["whiten", "centre"]
 
+Matmul = Callable[[Float32, Float32], Float32]
+"""``matmul(rows (n, d_in), matrix (d_in, d)) -> (n, d)``, as ``numpy.matmul``."""
+
 # A direction whose variance is below this share of the largest is rounding noise of a float32
 # encoder (a standard deviation of 3e-5 of the strongest); whitening would blow it up to full size.
 RANK_TOLERANCE = 1e-9
-ROWS_PER_DIMENSION = 10  # fewer background rows than this are worth a warning
+ROWS_PER_DIMENSION = 10  # with fewer background rows the smallest variances are poorly known
 
 _log = logging.getLogger(__name__)
 
@@ -97,22 +100,25 @@ class Whitening:
             ValueError: If the background has too few rows, or too few directions that vary, for
                 the dimensions asked for.
         """
+        return cls.from_moments(Moments.of(background, l2_before), mode, dim, eps)
+
+    @classmethod
+    def from_moments(
+        cls,
+        moments: "Moments",
+        mode: Mode = "whiten",
+        dim: int | None = None,
+        eps: float | Literal["oas"] = 0.0,
+    ) -> "Whitening":
+        """``fit``, for a background whose moments are known."""
         if mode not in get_args(Mode):
             raise ValueError(f"mode: expected one of {get_args(Mode)}, got {mode!r}")
         if eps != "oas" and not 0 <= eps <= 1:
             raise ValueError(f"eps: expected a number from 0 to 1 or 'oas', got {eps!r}")
-        moments = _Moments()
-        for batch in batches(background):
-            moments.add(unit(batch, "background") if l2_before else batch)
-        if moments.count < 2:
-            raise ValueError(f"background: expected at least 2 rows, got {moments.count}")
-        dim_in = moments.mean.shape[0]
-        dim = dim_in if dim is None else dim
-        if not 1 <= dim <= dim_in:
-            raise ValueError(f"dim: expected 1 to {dim_in} (the descriptors' size), got {dim}")
-
-        covariance = moments.scatter / moments.count
-        variances, vectors = np.linalg.eigh(covariance)
+        dim = moments.dim if dim is None else dim
+        if not 1 <= dim <= moments.dim:
+            raise ValueError(f"dim: expected 1 to {moments.dim} (the descriptors' size), got {dim}")
+        variances, vectors = np.linalg.eigh(moments.scatter / moments.count)
         variances = np.maximum(variances[::-1], 0)
         matrix = _fix_signs(vectors[:, ::-1].T[:dim])
         shrinkage = _oas(variances, moments.count) if eps == "oas" else float(eps)
@@ -129,17 +135,17 @@ class Whitening:
             variances=variances,
             eps=shrinkage,
             count=moments.count,
-            l2_before=l2_before,
+            l2_before=moments.l2_before,
             unit_input=moments.unit,
         )
 
     def prepared(self, z: ArrayLike) -> Float32:
-        """What is whitened: descriptors checked, and of unit length where ``l2_before`` says so.
+        """Check descriptors, and bring them to unit length if ``l2_before`` says so.
 
         Raises:
-            TypeError: If they are no floating point numbers.
-            ValueError: If they have another size, are not finite, or not of unit length where the
-                background was.
+            TypeError: If they are not floating point numbers.
+            ValueError: If they have another size, are not finite, or are not of unit length
+                although the background was.
         """
         rows = as_descriptors(z, self.dim_in)
         if self.l2_before:
@@ -148,36 +154,104 @@ class Whitening:
             require_unit(rows)
         return rows
 
-    def project(self, z: ArrayLike) -> Float32:
+    def project(self, z: ArrayLike, matmul: Matmul = np.matmul) -> Float32:
         """``W (z - mean)``, without the final L2 normalization."""
-        return self._product(self.prepared(z) - self.mean)
+        return matmul(self.prepared(z) - self.mean, self.matrix.T)
 
-    def apply(self, z: ArrayLike) -> Float32:
+    def apply(self, z: ArrayLike, matmul: Matmul = np.matmul) -> Float32:
         """Whitened descriptors of unit length: ``(n, dim_in)`` to ``(n, dim)`` float32."""
-        projected = self.project(z)
+        projected = self.project(z, matmul)
         return unit(projected, "whitened descriptors", out=projected)
 
-    def apply_batches(self, z: Descriptors) -> Iterator[Float32]:
-        """``apply`` on an array or an iterable of batches, one batch at a time."""
-        for batch in batches(z, self.dim_in):
-            yield self.apply(batch)
 
-    def _product(self, rows: Float32) -> Float32:
-        """``W`` times each row."""
-        projected: Float32 = np.matmul(rows, self.matrix.T)
-        return projected
+def fit_whitening(
+    rows: Descriptors,
+    wanted: Mode | Whitening | Literal["auto"] | None,
+    dim: int | None,
+    eps: float | Literal["oas"],
+    l2_before: bool,
+    shipped: Callable[[], Whitening | None],
+) -> Whitening | None:
+    """The whitening ``Normalizer.fit`` was asked for.
+
+    Args:
+        rows: The background.
+        wanted: A fitted one, None, a mode, or ``"auto"``: whiten, but with fewer than
+            ``ROWS_PER_DIMENSION`` rows per dimension take the shipped one, if there is one.
+        dim: As in ``Whitening.fit``; asking for any of the three asks to fit.
+        eps: As in ``Whitening.fit``.
+        l2_before: As in ``Whitening.fit``.
+        shipped: Finds the whitening shipped for the encoder of these rows.
+
+    Raises:
+        ValueError: If settings of a fit are given for a whitening that is not fitted.
+    """
+    asked = dim is not None or l2_before or bool(eps)
+    if not isinstance(wanted, str):
+        if asked:
+            raise ValueError(
+                "dim, eps and l2_before: expected only with whitening='whiten' or 'centre', "
+                f"got whitening={'None' if wanted is None else 'a fitted one'}"
+            )
+        return wanted
+    moments = Moments.of(rows, l2_before)
+    if wanted != "auto":
+        return Whitening.from_moments(moments, wanted, dim, eps)
+    if not asked and moments.count < ROWS_PER_DIMENSION * moments.dim:
+        known = shipped()
+        if known is not None:
+            _log.warning(
+                "%d rows are too few to fit a whitening of %d dimensions, which takes %d: the "
+                "shipped whitening stays, the bias comes from these rows. whitening='whiten' "
+                "fits on them all the same",
+                moments.count,
+                moments.dim,
+                ROWS_PER_DIMENSION * moments.dim,
+            )
+            return known
+    return Whitening.from_moments(moments, "whiten", dim, eps)
 
 
-class _Moments:
-    """Running mean and scatter in float64, merged batch by batch (Chan, Golub & LeVeque 1979)."""
+class Moments:
+    """Running mean and scatter in float64, merged batch by batch (Chan, Golub & LeVeque 1979).
 
-    def __init__(self) -> None:
+    Attributes:
+        count: Rows seen.
+        mean: ``(d,)``.
+        scatter: ``(d, d)``, the sum of ``(z - mean) (z - mean)^T``.
+        unit: Whether all rows had unit length.
+        l2_before: Whether rows are brought to unit length first.
+    """
+
+    def __init__(self, l2_before: bool = False) -> None:
+        """Begin with no rows."""
         self.count = 0
         self.unit = True
+        self.l2_before = l2_before
         self.mean: Float64 = np.zeros(0)
         self.scatter: Float64 = np.zeros((0, 0))
 
+    @classmethod
+    def of(cls, background: Descriptors, l2_before: bool = False) -> "Moments":
+        """Read a whole background, one batch at a time.
+
+        Raises:
+            ValueError: If it has fewer than two rows.
+        """
+        moments = cls(l2_before)
+        for batch in batches(background):
+            moments.add(unit(batch, "background") if l2_before else batch)
+        if moments.count < 2:
+            raise ValueError(f"background: expected at least 2 rows, got {moments.count}")
+        return moments
+
+    @property
+    def dim(self) -> int:
+        """Dimensions of the rows."""
+        return len(self.mean)
+
     def add(self, batch: Float32) -> None:
+        """Take in some more rows."""
         rows = len(batch)
         if rows == 0:
             return

@@ -18,7 +18,7 @@ def unit_rows(count: int, dim: int, seed: int) -> Float32:
 def test_biases_are_nearly_those_of_the_exhaustive_search(dim: int) -> None:
     background, queries = unit_rows(SMALL + 5_000, dim, 0), unit_rows(300, dim, 1)
     normalizer = Normalizer.fit(background, whitening=None)
-    searching = normalizer.with_search(BackgroundSearch(background))
+    searching = normalizer.with_products(search=BackgroundSearch(background))
     exact, found = normalizer.whitened_biases(queries), searching.whitened_biases(queries)
     # A neighbour that is missed is replaced by one that is hardly farther, never by a nearer one.
     assert (found <= exact + 1e-3).all()

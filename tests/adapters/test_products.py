@@ -58,7 +58,7 @@ def test_a_search_of_ones_own_finds_the_neighbours(photos: Photos, normalizer: N
     index = FaissIndex(normalizer)
     index.add(photos.ids, photos.references)
     biased = index.search(photos.queries, 1).scores
-    index.normalizer = normalizer.with_search(search)
+    index.normalizer = normalizer.with_products(search=search)
     plain = index.search(photos.queries, 1).scores
     assert asked == [len(photos.queries)]
     np.testing.assert_allclose(plain - biased, normalizer.biases(photos.queries), atol=1e-5)

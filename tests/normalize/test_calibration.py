@@ -13,10 +13,10 @@ from sscd_vec.normalize import (
     calibrate,
     precision_threshold,
 )
+from sscd_vec.normalize.calibration.nonmatches import score_nonmatches
+from sscd_vec.normalize.calibration.precision import clopper_pearson
+from sscd_vec.normalize.calibration.tail import Tail, exceeded_with, tail_size
 from sscd_vec.normalize.descriptors import Float32, Float64
-from sscd_vec.normalize.nonmatches import score_nonmatches
-from sscd_vec.normalize.precision import clopper_pearson
-from sscd_vec.normalize.tail import Tail, exceeded_with, tail_size
 
 
 def images(count: int, seed: int, dim: int = 32) -> Float32:

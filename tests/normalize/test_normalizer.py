@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from sscd_vec import models
 from sscd_vec.normalize import (
     FingerprintMismatch,
     Normalizer,
@@ -247,20 +248,88 @@ def test_it_shows_its_settings_not_its_arrays(fitted: Normalizer) -> None:
     assert "encoder-a" in repr(fitted) and "array(" not in repr(fitted)
 
 
-def test_a_search_supplied_from_outside(fitted: Normalizer) -> None:
+def test_products_supplied_from_outside(fitted: Normalizer, tmp_path: Path) -> None:
     background = fitted.background
     assert background is not None
-    calls: list[int] = []
+    searched: list[int] = []
+    multiplied: list[tuple[int, ...]] = []
 
     def search(queries: Float32, k: int) -> Float32:
-        calls.append(k)
+        searched.append(k)
         return np.sort(queries @ background.T, axis=1)[:, -k:]
 
+    def matmul(rows: Float32, matrix: Float32) -> Float32:
+        multiplied.append(matrix.shape)
+        return np.asarray(np.einsum("nd,de->ne", rows, matrix))
+
     z = descriptors(5, seed=1)
-    with_search = fitted.with_search(search)
-    np.testing.assert_allclose(with_search.queries(z), fitted.queries(z), atol=1e-6)
-    assert calls == [3]
-    assert with_search.query_fingerprint == fitted.query_fingerprint
+    outside = fitted.with_products(matmul, search)
+    np.testing.assert_allclose(outside.queries(z), fitted.queries(z), atol=1e-6)
+    assert searched == [3] and multiplied == [(24, 24)]
+    assert outside.query_fingerprint == fitted.query_fingerprint
+    outside.save(tmp_path / "n")
+    loaded = Normalizer.load(tmp_path / "n")
+    assert (loaded.queries(z) == fitted.queries(z)).all() and len(multiplied) == 1
+    # Another background makes the search wrong and leaves the whitening as it was.
+    other = outside.with_background(descriptors(100, seed=9))
+    assert other.search is None and other.matmul is matmul
+    back = outside.with_products()
+    assert back.search is None and (back.queries(z) == fitted.queries(z)).all()
+
+
+def unit_rows(count: int, dim: int, seed: int = 0) -> Float32:
+    rows = np.random.default_rng(seed).normal(size=(count, dim))
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_few_rows_of_the_shipped_model_keep_its_whitening(
+    caplog: pytest.LogCaptureFixture, streamed: bool
+) -> None:
+    shipped = Normalizer.from_pretrained()
+    assert shipped.encoder is not None and shipped.whitening is not None
+    few = unit_rows(2 * shipped.dim_in, shipped.dim_in)
+    given = iter(np.array_split(few, 3)) if streamed else few
+    made = Normalizer.fit(given, encoder=shipped.encoder)
+    assert f"{len(few)} rows are too few" in caplog.text and "whitening='whiten'" in caplog.text
+    assert made.reference_fingerprint == shipped.reference_fingerprint
+    assert made.background is not None and len(made.background) == len(few)
+    same = shipped.with_background(few, keep="float32")
+    assert made.query_fingerprint == same.query_fingerprint and same.thresholds == {}
+    own = Normalizer.fit(few, whitening="whiten", encoder=shipped.encoder)
+    assert own.whitening is not None and own.whitening.count == len(few)
+    shrunk = Normalizer.fit(few, eps="oas", encoder=shipped.encoder)
+    assert shrunk.whitening is not None and shrunk.whitening.count == len(few)
+
+
+def test_few_rows_of_another_model_are_fitted_with_a_warning_or_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    few = descriptors(100)
+    for encoder in (None, "another"):
+        caplog.clear()
+        made = Normalizer.fit(few, encoder=encoder)
+        assert made.whitening is not None and made.whitening.count == 100
+        assert "from 100 rows" in caplog.text
+        with pytest.raises(ValueError, match="20 rows vary in 19 directions"):
+            Normalizer.fit(few[:20], encoder=encoder)
+
+
+def test_enough_rows_of_the_shipped_model_are_whitened_afresh() -> None:
+    """Ten rows per dimension; its fingerprint alone does not bring the shipped whitening back."""
+    encoder = Normalizer.from_pretrained().encoder
+    made = Normalizer.fit(descriptors(240), encoder=encoder)
+    assert made.whitening is not None and made.whitening.count == 240
+
+
+def test_the_shipped_normalizer_by_name_folder_and_file() -> None:
+    shipped = Normalizer.from_pretrained()
+    assert {"search", "symmetric", "tiled"} <= set(shipped.thresholds)
+    path = models.normalizer_path()
+    for place in (path, path.parent, str(path.parent), path.parent.name):
+        assert Normalizer.from_pretrained(place).query_fingerprint == shipped.query_fingerprint
+    with pytest.raises(FileNotFoundError, match="no_such_model"):
+        Normalizer.from_pretrained("no_such_model")
 
 
 def test_malformed_settings_are_refused() -> None:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sscd_vec.normalize import Normalizer, ScoreNorm, nearest_neighbours, nearest_similarities
-from sscd_vec.normalize.descriptors import Float32
-from sscd_vec.normalize.neighbours import block_shape
+from sscd_vec.normalize.descriptors import Float32, block_shape
 from tests.normalize.made import descriptors
 
 

@@ -16,9 +16,9 @@ _QUERY_ROWS = 8_192
 
 
 class BackgroundSearch:
-    """``search(queries, k)`` for ``Normalizer.with_search``: codes first, then a second look.
+    """``search(queries, k)`` for ``Normalizer.with_products``: codes first, then a second look.
 
-        normalizer = normalizer.with_search(BackgroundSearch(normalizer.background))
+        normalizer = normalizer.with_products(search=BackgroundSearch(normalizer.background))
 
     Every background descriptor is also kept as a product quantizer's code of two bits per
     dimension, compared with a query in registers (FAISS's fast scan). The best ``candidates`` of

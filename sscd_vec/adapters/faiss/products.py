@@ -8,13 +8,11 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, replace
-from functools import cached_property
 
 import faiss
 import numpy as np
 
-from sscd_vec.normalize import Normalizer, Whitening
+from sscd_vec.normalize import Normalizer
 from sscd_vec.normalize.descriptors import Float32
 
 # FAISS 1.15 compares with a flat index one by one as long as queries x dimensions are below
@@ -40,10 +38,8 @@ def by_faiss(normalizer: Normalizer) -> Normalizer:
             similarities: Float32 = found[0]
             return similarities
 
-    return replace(
-        normalizer,
-        whitening=None if whitening is None else _Whitening.like(whitening),
-        search=search,
+    return normalizer.with_products(
+        None if whitening is None else _Product(whitening.matrix), search
     )
 
 
@@ -76,21 +72,17 @@ def by_product(queries: int, dim: int) -> Iterator[None]:
                 faiss.cvar.distance_compute_blas_threshold = FOR_64_THREADS
 
 
-class _Whitening(Whitening):
-    """``Whitening`` whose product is FAISS's."""
+class _Product:
+    """Rows times one matrix, by FAISS."""
 
-    @classmethod
-    def like(cls, other: Whitening) -> "_Whitening":
-        return cls(**{each.name: getattr(other, each.name) for each in fields(other)})
+    def __init__(self, weights: Float32) -> None:
+        """Take the ``(dim, dim_in)`` matrix of a whitening."""
+        self._linear = faiss.LinearTransform(weights.shape[1], weights.shape[0], False)
+        faiss.copy_array_to_vector(weights.ravel().astype(np.float32), self._linear.A)
+        self._linear.is_trained = True
 
-    @cached_property
-    def _linear(self) -> faiss.LinearTransform:
-        linear = faiss.LinearTransform(self.dim_in, self.dim, False)
-        faiss.copy_array_to_vector(self.matrix.ravel().astype(np.float32), linear.A)
-        linear.is_trained = True
-        return linear
-
-    def _product(self, rows: Float32) -> Float32:
+    def __call__(self, rows: Float32, matrix: Float32) -> Float32:
+        """As ``numpy.matmul``, for the transpose of the matrix above."""
         with _threads.lock:
             _threads.used = True
             projected: Float32 = self._linear.apply(rows)

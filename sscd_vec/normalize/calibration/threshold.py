@@ -13,6 +13,10 @@ Target = Literal[
 ]
 
 
+class UncalibratedError(ValueError):
+    """A calibrated threshold was asked for and none is stored."""
+
+
 @dataclass(frozen=True)
 class Threshold:
     """Scores of at least ``value`` are matches.

@@ -7,21 +7,36 @@ used: an upper bound that is close while false matches are rare.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sscd_vec.normalize.calibration.nonmatches import both_sides, image_numbers, score_nonmatches
+from sscd_vec.normalize.calibration.precision import clopper_pearson, precision_point
+from sscd_vec.normalize.calibration.tail import exceeded_with, tail_size
+from sscd_vec.normalize.calibration.threshold import KINDS, Kind, Threshold
 from sscd_vec.normalize.descriptors import Float32, Float64
-from sscd_vec.normalize.nonmatches import score_nonmatches
-from sscd_vec.normalize.precision import clopper_pearson, precision_point
-from sscd_vec.normalize.scorer import Scorer
-from sscd_vec.normalize.sides import both_sides, image_numbers
-from sscd_vec.normalize.tail import exceeded_with, tail_size
-from sscd_vec.normalize.threshold import KINDS, Kind, Threshold
+
+if TYPE_CHECKING:
+    from sscd_vec.normalize.normalizer import Normalizer
 
 Per = Literal["query", "comparison"]
 LEAST_SAMPLES = 100
+
+
+class Options(TypedDict, total=False):
+    """What ``calibrate`` takes by name."""
+
+    false_match_rate: float | None
+    precision: float | None
+    per: Per
+    bank_size: int | None
+    kind: Kind
+    query_groups: ArrayLike | None
+    reference_groups: ArrayLike | None
+    confidence: float
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +59,7 @@ class Calibration:
 
 
 def calibrate(
-    normalizer: Scorer,
+    normalizer: "Normalizer",
     queries: ArrayLike | None = None,
     references: ArrayLike | None = None,
     is_match: ArrayLike | None = None,
@@ -213,7 +228,7 @@ def precision_threshold(
 
 
 def _paired_scores(
-    normalizer: Scorer, queries: ArrayLike, references: ArrayLike, kind: Kind
+    normalizer: "Normalizer", queries: ArrayLike, references: ArrayLike, kind: Kind
 ) -> Float32:
     q, r = normalizer.whiten(queries), normalizer.whiten(references)
     if len(q) != len(r):
