@@ -66,10 +66,10 @@ def gem_traffic(shape: tuple[int, int, int, int], size: int) -> list[Traffic]:
 
 def loss_traffic(rows: int, size: int, dimension: int = DIMENSION) -> list[Traffic]:
     """The kernels of ``sscd_loss`` on a whole batch of two unmixed views of each image."""
-    from sscd_vec.kernels import infonce, scan
+    from sscd_vec.kernels import push, scan
 
     config = (scan.FLOAT32_CONFIGS if size == 4 else scan.HALF_CONFIGS)[0].kwargs
-    tile = infonce.FLOAT32_TILE if size == 4 else infonce.HALF_TILE
+    tile = push.FLOAT32_TILE if size == 4 else push.HALF_TILE
     matrix, sources = rows * dimension * size, rows * 2 * 4
     scalars = rows * 4
     text = f"{rows}x{dimension}, {size} bytes"
@@ -270,7 +270,7 @@ def _sum(name: str, parts: Sequence[Traffic]) -> Traffic:
 
 def print_aot(workers: int) -> list[dict[str, object]]:
     """Compile every variant for every target and print what came out, with the time it took."""
-    from sscd_vec.kernels import aot
+    from speed import aot
 
     print(
         f"{'variant':40} {'target':7} {'tensor cores':12} {'regs':>5} {'spill':>5} "

@@ -22,15 +22,11 @@ Conventions of all losses:
 - Gradients can be taken once; a second derivative is refused.
 """
 
-import dataclasses
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
-from sscd_vec.kernels import chunked, objective
-from sscd_vec.kernels.batch import GlobalBatch, check_temperature, global_batch
-from sscd_vec.kernels.results import NearestNegative, SSCDLoss
+from sscd_vec.kernels import objective
+from sscd_vec.kernels.batch import NearestNegative, SSCDLoss, check_temperature, global_batch
 
 __all__ = [
     "NearestNegative",
@@ -41,8 +37,6 @@ __all__ = [
     "nearest_negative",
     "sscd_loss",
 ]
-
-TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def gem_pool(x: Tensor, p: float = 3.0, eps: float = 1e-6) -> Tensor:
@@ -74,8 +68,8 @@ def gem_pool(x: Tensor, p: float = 3.0, eps: float = 1e-6) -> Tensor:
             f"p and eps must be positive and finite, got p={p} and eps={eps}; for the maximum use "
             "amax, or a large p"
         )
-    if _on_triton(x):
-        from sscd_vec.kernels.gpu import gem_pool_triton
+    if objective.runs_on_triton(x):
+        from sscd_vec.kernels.gem import gem_pool_triton
 
         return gem_pool_triton(x, p, eps)
     wide = x if x.dtype == torch.float64 else x.float()
@@ -110,12 +104,8 @@ def nearest_negative(
         Distance, index and whether there is a negative at all; no gradient. Among ties the lowest
         index.
     """
-    if _on_triton(z):
-        from sscd_vec.kernels.gpu import nearest_negative_triton
-
-        return nearest_negative_triton(z, sources, all_z, all_sources)
     batch = global_batch(z, sources, all_z, all_sources, knows_self=False)
-    return objective.nearest_negative(chunked, _widened(batch))
+    return objective.nearest_negative(batch)
 
 
 def koleo(
@@ -138,12 +128,8 @@ def koleo(
     Returns:
         The loss, a scalar.
     """
-    if _on_triton(z):
-        from sscd_vec.kernels.gpu import koleo_triton
-
-        return koleo_triton(z, sources, all_z, all_sources)
     batch = global_batch(z, sources, all_z, all_sources, knows_self=False)
-    return objective.koleo(chunked, _widened(batch))
+    return objective.koleo(batch)
 
 
 def info_nce(
@@ -170,13 +156,9 @@ def info_nce(
     Returns:
         The loss, a scalar.
     """
-    if _on_triton(z):
-        from sscd_vec.kernels.gpu import info_nce_triton
-
-        return info_nce_triton(z, sources, tau, all_z, all_sources, row_offset)
     check_temperature(tau)
     batch = global_batch(z, sources, all_z, all_sources, row_offset)
-    return objective.info_nce(chunked, _widened(batch), tau)
+    return objective.info_nce(batch, tau)
 
 
 def sscd_loss(
@@ -202,23 +184,6 @@ def sscd_loss(
     Returns:
         The total to back-propagate, its two parts, and two cosines for the log.
     """
-    if _on_triton(z):
-        from sscd_vec.kernels.gpu import sscd_loss_triton
-
-        return sscd_loss_triton(z, sources, tau, entropy_weight, all_z, all_sources, row_offset)
     check_temperature(tau)
     batch = global_batch(z, sources, all_z, all_sources, row_offset)
-    return objective.sscd_loss(chunked, _widened(batch), tau, entropy_weight)
-
-
-def _on_triton(x: Tensor) -> bool:
-    """GPU tensors of the dtypes the kernels take, where Triton is installed."""
-    return x.is_cuda and x.dtype in TRITON_DTYPES and find_spec("triton") is not None
-
-
-def _widened(batch: GlobalBatch) -> GlobalBatch:
-    """The same rows in float32, or float64 if that is what they are; differentiable."""
-    if batch.z.dtype in (torch.float32, torch.float64):
-        return batch
-    z = batch.z.float()
-    return dataclasses.replace(batch, z=z, all_z=z if batch.whole else batch.all_z.float())
+    return objective.sscd_loss(batch, tau, entropy_weight)

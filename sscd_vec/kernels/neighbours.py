@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sscd_vec.kernels.batch import GlobalBatch
-from sscd_vec.kernels.launch import jit
-from sscd_vec.kernels.rows import OPTIONS, load_rows, row_block, store_rows
+from sscd_vec.kernels.launch import ROW_OPTIONS, jit, load_rows, row_block, store_rows
 
 
 @jit
@@ -83,7 +82,7 @@ def squared_distance(batch: GlobalBatch, index: Tensor) -> Tensor:
     squared = z.new_empty(len(z), dtype=torch.float32)
     block = row_block(z)
     distance_kernel[(triton.cdiv(len(z), block["BLOCK_R"]),)](
-        *(z, all_z, index, squared, len(z)), D=z.shape[1], **block, **OPTIONS
+        *(z, all_z, index, squared, len(z)), D=z.shape[1], **block, **ROW_OPTIONS
     )
     return squared
 
@@ -107,5 +106,5 @@ def add_pair_gradient(
             D=z.shape[1],
             ANCHORS=anchors,
             **block,
-            **OPTIONS,
+            **ROW_OPTIONS,
         )

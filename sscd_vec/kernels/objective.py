@@ -6,15 +6,19 @@ distance to its nearest negative. An engine computes ``lse``, the neighbours and
 ``chunked`` in torch, ``tiled`` in Triton. What happens here is O(n).
 """
 
+import dataclasses
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sscd_vec.kernels.batch import GlobalBatch
+from sscd_vec.kernels import chunked
+from sscd_vec.kernels.batch import GlobalBatch, NearestNegative, Positives, Scan, SSCDLoss
 from sscd_vec.kernels.derivative import Context, only_first
 from sscd_vec.kernels.reference import CLAMP
-from sscd_vec.kernels.results import NearestNegative, Positives, Scan, SSCDLoss
+
+TRITON_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Engine(Protocol):
@@ -47,8 +51,14 @@ class Engine(Protocol):
         """Add the gradient of ``sum_i slope_i ||z_i - z_index(i)||^2 / 2`` to both sides."""
 
 
-def nearest_negative(engine: Engine, batch: GlobalBatch) -> NearestNegative:
+def runs_on_triton(x: Tensor) -> bool:
+    """Whether the Triton kernels take ``x``: a GPU tensor of their dtypes, Triton installed."""
+    return x.is_cuda and x.dtype in TRITON_DTYPES and find_spec("triton") is not None
+
+
+def nearest_negative(batch: GlobalBatch) -> NearestNegative:
     """Distance and index of the nearest negative, by the engine's scan."""
+    engine, batch = _engine(batch)
     with torch.no_grad(), _full_precision(batch.z):
         index = engine.scan(batch, 1.0, lse=False, nearest=True).index
         if index is None:
@@ -58,23 +68,43 @@ def nearest_negative(engine: Engine, batch: GlobalBatch) -> NearestNegative:
     return NearestNegative(distance.masked_fill_(~has_negative, float("inf")), index, has_negative)
 
 
-def koleo(engine: Engine, batch: GlobalBatch) -> Tensor:
+def koleo(batch: GlobalBatch) -> Tensor:
     """KoLeo alone."""
+    engine, batch = _engine(batch)
     outputs: tuple[Tensor, ...] = _Objective.apply(*_inputs(batch), engine, 1.0, False, True)
     return outputs[1]
 
 
-def info_nce(engine: Engine, batch: GlobalBatch, tau: float) -> Tensor:
+def info_nce(batch: GlobalBatch, tau: float) -> Tensor:
     """InfoNCE alone."""
+    engine, batch = _engine(batch)
     outputs: tuple[Tensor, ...] = _Objective.apply(*_inputs(batch), engine, tau, True, False)
     return outputs[0]
 
 
-def sscd_loss(engine: Engine, batch: GlobalBatch, tau: float, entropy_weight: float) -> SSCDLoss:
+def sscd_loss(batch: GlobalBatch, tau: float, entropy_weight: float) -> SSCDLoss:
     """Both from one scan."""
+    engine, batch = _engine(batch)
     outputs: tuple[Tensor, ...] = _Objective.apply(*_inputs(batch), engine, tau, True, True)
     contrast, spread, positive, negative = outputs
     return SSCDLoss(contrast + entropy_weight * spread, contrast, spread, positive, negative)
+
+
+def _engine(batch: GlobalBatch) -> tuple[Engine, GlobalBatch]:
+    """The code that takes these tensors, and the rows in the dtype it computes in."""
+    if runs_on_triton(batch.z):
+        from sscd_vec.kernels import tiled
+
+        return tiled, batch
+    return chunked, _widened(batch)
+
+
+def _widened(batch: GlobalBatch) -> GlobalBatch:
+    """The same rows in float32, or float64 if that is what they are; differentiable."""
+    if batch.z.dtype in (torch.float32, torch.float64):
+        return batch
+    z = batch.z.float()
+    return dataclasses.replace(batch, z=z, all_z=z if batch.whole else batch.all_z.float())
 
 
 def _inputs(batch: GlobalBatch) -> tuple[Tensor, Tensor | None, Tensor, Tensor, int]:

@@ -10,7 +10,7 @@ that are not its mates. Similarities are ``s_ij = z_i . z_j / tau``.
 import torch
 from torch import Tensor
 
-from sscd_vec.kernels.results import NearestNegative, SSCDLoss
+from sscd_vec.kernels.batch import NearestNegative, SSCDLoss
 
 CLAMP = 1e-6  # smallest squared distance KoLeo looks at
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sscd_vec.kernels.batch import GlobalBatch
+from sscd_vec.kernels.batch import GlobalBatch, Scan
 from sscd_vec.kernels.launch import (
     FUSED,
     Kernel,
@@ -23,7 +23,6 @@ from sscd_vec.kernels.launch import (
     jit,
     tuned,
 )
-from sscd_vec.kernels.results import Scan
 
 # A large tile reuses most; a small one keeps more programs alive. float32 products hold each
 # operand twice (the parts of tf32x3), so their tiles are shallower. None of them spills registers.

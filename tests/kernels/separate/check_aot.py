@@ -2,8 +2,8 @@
 
 import pytest
 
-from sscd_vec.kernels import aot
-from sscd_vec.kernels.aot import Compiled
+from speed import aot
+from speed.aot import Compiled
 
 
 @pytest.fixture(scope="module")

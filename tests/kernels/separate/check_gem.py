@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sscd_vec.kernels import reference
-from sscd_vec.kernels.gpu import gem_pool_triton
+from sscd_vec.kernels.gem import gem_pool_triton
 from tests.kernels.cases import GRADIENT_TOLERANCE, POOLED_TOLERANCE, assert_near
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

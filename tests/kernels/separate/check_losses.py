@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from sscd_vec.kernels import gpu, infonce, reference, rows, scan
+from sscd_vec.kernels import (
+    info_nce,
+    koleo,
+    launch,
+    nearest_negative,
+    pull,
+    reference,
+    scan,
+    sscd_loss,
+    tiled,
+)
 from sscd_vec.kernels.batch import global_batch
 from tests.kernels.cases import (
     CASES,
@@ -33,7 +43,7 @@ def compare(found: Loss, true: Loss, case: Case) -> None:
 
 
 def both(loss: str, case: Case) -> tuple[Loss, Loss]:
-    found = losses(gpu.koleo_triton, gpu.info_nce_triton, gpu.sscd_loss_triton, case, TAU)
+    found = losses(koleo, info_nce, sscd_loss, case, TAU)
     true = losses(reference.koleo, reference.info_nce, reference.sscd_loss, case, TAU)
     return found[loss], true[loss]
 
@@ -62,7 +72,7 @@ def test_each_loss_alone(loss: str, name: str) -> None:
 
 
 def test_one_row_at_a_time_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "INTERPRETED_ROWS", rows.ROWS)
+    monkeypatch.setattr(launch, "INTERPRETED_ROWS", launch.ROWS)
     case = Case(descriptors(9, 8).float(), mixed(9))
     compare(*both("sscd_loss", case), case)
 
@@ -75,7 +85,7 @@ def test_2047_rows() -> None:
 @pytest.mark.parametrize("name", ["five views", "duplicates", "lonely rows", "local slice"])
 def test_nearest_negative(name: str) -> None:
     rows = CASES[name].arguments(CASES[name].z.float())
-    found = gpu.nearest_negative_triton(**rows)
+    found = nearest_negative(**rows)
     expected = reference.nearest_negative(**rows)
     assert torch.equal(found.index, expected.index)  # ties go to the lowest row in both
     assert torch.equal(found.has_negative, expected.has_negative)
@@ -85,7 +95,7 @@ def test_nearest_negative(name: str) -> None:
 def test_orthogonal_pairs_by_hand() -> None:
     z = torch.eye(2).repeat(2, 1)
     sources = torch.tensor([[0, 0], [1, 1], [0, 0], [1, 1]])
-    loss = gpu.sscd_loss_triton(z, sources, tau=1.0, entropy_weight=10.0)
+    loss = sscd_loss(z, sources, tau=1.0, entropy_weight=10.0)
     torch.testing.assert_close(loss.info_nce, (1 + 2 * torch.tensor(-1.0).exp()).log())
     torch.testing.assert_close(loss.koleo, -torch.tensor(2.0).log() / 2)
     torch.testing.assert_close(loss.total, loss.info_nce + 10 * loss.koleo)
@@ -99,10 +109,10 @@ def test_columns_in_parts_join_to_the_same() -> None:
     assert one.index is not None and parts.index is not None
     torch.testing.assert_close(parts.lse, one.lse, rtol=1e-6, atol=1e-6)
     assert torch.equal(parts.index, one.index)
-    found = infonce.positives(batch, TAU, one.lse)
+    found = pull.positives(batch, TAU, one.lse)
     gradients = [torch.zeros(300, 8) for _ in range(2)]
     for gradient, splits in zip(gradients, (1, 3), strict=True):
-        infonce.add_contrast_gradient(
+        tiled.add_contrast_gradient(
             batch, TAU, one.lse, found.pull, found.count, gradient, gradient, splits=splits
         )
     assert_near("dz", gradients[1], gradients[0], 1e-6)
@@ -110,7 +120,7 @@ def test_columns_in_parts_join_to_the_same() -> None:
 
 def test_the_gradient_repeats_bit_by_bit() -> None:
     case = Case(descriptors(90, 4).float(), mixed(90))
-    first, second = (value_and_gradient(gpu.koleo_triton, case, torch.float32)[1] for _ in "ab")
+    first, second = (value_and_gradient(koleo, case, torch.float32)[1] for _ in "ab")
     assert torch.equal(first, second)
 
 

@@ -8,7 +8,7 @@ import torch
 from triton.runtime.interpreter import InterpreterBuilder
 
 from speed import kernels as benchmark
-from sscd_vec.kernels import gpu
+from sscd_vec.kernels import gem_pool, sscd_loss
 from tests.kernels.cases import descriptors, views
 
 ROWS, DIMENSION = 200, 16
@@ -36,7 +36,7 @@ def test_gem(moved: Counter[str], dtype: torch.dtype) -> None:
     shape = (2, 19, 7, 5)
     forward, backward = benchmark.gem_traffic(shape, dtype.itemsize)
     x = torch.rand(shape).to(dtype).requires_grad_()
-    pooled = gpu.gem_pool_triton(x)
+    pooled = gem_pool(x)
     assert moved["bytes"] == forward.moved
     torch.autograd.backward(pooled.sum())
     assert moved["bytes"] == forward.moved + backward.moved
@@ -46,7 +46,7 @@ def test_gem(moved: Counter[str], dtype: torch.dtype) -> None:
 def test_sscd_loss(moved: Counter[str], dtype: torch.dtype) -> None:
     traffic = {t.kernel: t.moved for t in benchmark.loss_traffic(ROWS, dtype.itemsize, DIMENSION)}
     z = descriptors(ROWS, DIMENSION).to(dtype).requires_grad_()
-    loss = gpu.sscd_loss_triton(z, views(ROWS))
+    loss = sscd_loss(z, views(ROWS))
     assert moved["bytes"] == traffic["scan"] + traffic["positives"] + traffic["distance"]
     torch.autograd.backward(loss.total)
     assert moved["bytes"] == sum(traffic.values())

@@ -20,8 +20,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sscd_vec.kernels import gem, infonce, neighbours, scan
-from sscd_vec.kernels.rows import OPTIONS, ROWS
+from sscd_vec.kernels import gem, neighbours, pull, push, scan
+from sscd_vec.kernels.launch import ROW_OPTIONS, ROWS
 
 DTYPES = ("fp32", "fp16", "bf16")
 DIMENSION = 512  # of the descriptors the loss kernels are compiled for
@@ -225,10 +225,10 @@ def _loss_variants(dtype: str) -> Iterator[Variant]:
         )
     yield Variant(
         f"positives {dtype}",
-        infonce.positives_kernel,
+        pull.positives_kernel,
         dtype,
         rows,
-        warps=OPTIONS["num_warps"],
+        warps=ROW_OPTIONS["num_warps"],
         narrow=descriptors,
         pointers=runs,
     )
@@ -237,32 +237,32 @@ def _loss_variants(dtype: str) -> Iterator[Variant]:
         neighbours.distance_kernel,
         dtype,
         rows,
-        warps=OPTIONS["num_warps"],
+        warps=ROW_OPTIONS["num_warps"],
         narrow=descriptors,
     )
     for anchors in ("a", "b", "both"):
         chosen = {**rows, "ANCHORS": anchors}
         yield Variant(
             f"push {dtype} {anchors}",
-            infonce.push_kernel,
+            push.push_kernel,
             dtype,
             {
                 "D": DIMENSION,
                 "ANCHORS": anchors,
                 "PRECISION": "",
-                **(infonce.HALF_TILE if half else infonce.FLOAT32_TILE),
+                **(push.HALF_TILE if half else push.FLOAT32_TILE),
             },
             products=True,
-            warps=infonce.WARPS,
-            stages=infonce.STAGES,
+            warps=push.WARPS,
+            stages=push.STAGES,
             narrow=descriptors,
         )
         yield Variant(
             f"pull {dtype} {anchors}",
-            infonce.pull_kernel,
+            pull.pull_kernel,
             dtype,
             chosen,
-            warps=OPTIONS["num_warps"],
+            warps=ROW_OPTIONS["num_warps"],
             narrow=descriptors,
             pointers=runs,
         )
@@ -271,7 +271,7 @@ def _loss_variants(dtype: str) -> Iterator[Variant]:
             neighbours.pair_gradient_kernel,
             dtype,
             chosen,
-            warps=OPTIONS["num_warps"],
+            warps=ROW_OPTIONS["num_warps"],
             narrow=descriptors,
         )
 
