@@ -1,7 +1,7 @@
 """How far a reader walks through the package to follow one call: files and switches between them.
 
-    python benchmarks/release/walks.py                     # all five walks, and the house's size
-    python benchmarks/release/walks.py encode --list       # and each switch by name
+    python benchmarks release/walks                  # all five walks, and the size of the house
+    python benchmarks release/walks encode --list    # and each switch by name
 
 A walk runs one call under ``sys.setprofile``. A switch is a function of one file that calls a
 function of another; the same pair counts once, however often it happens, as it is read once.
