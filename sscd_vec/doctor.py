@@ -149,7 +149,7 @@ def _milvus() -> list[Check]:
 
 def _bf16() -> list[Check]:
     found = _probe(
-        "from sscd_vec.encoder.precision import bfloat16_problem; "
+        "from sscd_vec.encoder.backends import bfloat16_problem; "
         "answer = {'problem': bfloat16_problem()}"
     )
     if found["problem"] is None:

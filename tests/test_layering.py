@@ -138,6 +138,7 @@ def test_imports_finds_every_form() -> None:
         ("sscd_vec.locks", {"torch", "faiss", "pymilvus", "numpy"}),
         ("sscd_vec.progress", {"torch", "faiss", "pymilvus", "numpy", "rich"}),
         ("sscd_vec.models", {"torch", "faiss", "pymilvus", "numpy", "rich"}),
+        ("sscd_vec.encoder.images", {"torch", "faiss", "pymilvus"}),
         ("sscd_vec.metrics", {"torch", "faiss", "pymilvus"}),
         ("sscd_vec.cli", {"torch", "faiss", "pymilvus"}),
         ("sscd_vec.adapters.matches", {"torch", "faiss", "pymilvus"}),

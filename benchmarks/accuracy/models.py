@@ -17,12 +17,11 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from accuracy.dataset import Describer, Descriptors
-from sscd_vec.encoder.backends import BackendName
+from sscd_vec.encoder.backends import BackendName, Precision
 from sscd_vec.encoder.config import EncoderConfig, SizeMode
 from sscd_vec.encoder.encoder import Encoder
 from sscd_vec.encoder.imagenet import imagenet_model
 from sscd_vec.encoder.model import SSCDModel
-from sscd_vec.encoder.precision import Precision
 
 HashName = Literal["pdq", "phash"]
 BATCH = 32

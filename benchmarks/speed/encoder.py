@@ -35,8 +35,9 @@ from photos import Photo, find_photos
 from speed.measure import Timing, interleaved, peak_mib
 from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, build_model
 from sscd_vec.encoder.imagenet import imagenet_model
-from sscd_vec.encoder.images import load_pixels, walk_images
+from sscd_vec.encoder.images import load_pixels
 from sscd_vec.encoder.preprocess import preprocess, target_size
+from sscd_vec.files import find_images
 
 # Share of the generated photos, width, height: cameras, phones, the web.
 SIZES = (
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         encoders["openvino"] = Encoder(model, device="cpu", backend="openvino")
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.photos or generate_photos(Path(scratch, "photos"), options.images)
-        photos = list(walk_images(folder))[: options.images]
+        photos = [found.path for found in find_images(folder)][: options.images]
         rows: dict[str, Callable[[], object]] = {
             "JPEG to tensor, 4000x3000": lambda: decode_row(
                 encoders["torch"], Path(scratch), options.rounds
@@ -146,7 +147,7 @@ def forward_row(model: SSCDModel, encoders: dict[str, Encoder], rounds: int) -> 
     runs: dict[str, Callable[[], object]] = {"reference": reference}
     wanted, row = reference().numpy(), {}
     for name, encoder in encoders.items():
-        forward = encoder._forward(encoder.device)
+        forward = encoder._open(encoder.backend, encoder.precision, encoder.device)
         runs[name] = lambda forward=forward: forward(pixels)  # type: ignore[misc]
         row[f"1 - cosine, {name}"] = float(1 - (forward(pixels) * wanted).sum(1).min())
     timings = interleaved(runs, rounds=rounds)
@@ -312,7 +313,7 @@ def peak_memory(model: str | None, folder: Path, images: int) -> dict[str, objec
     """Largest resident size of this process, before and after encoding a folder with torch."""
     encoder = Encoder(load_model(model), device="cpu")
     before = peak_mib() * 2**20
-    encoder.encode(list(walk_images(folder))[:images], show_progress=False)
+    encoder.encode(find_images(folder)[:images], show_progress=False)
     peak = peak_mib() * 2**20
     return {
         "peak GB": round(peak / 1e9, 3),

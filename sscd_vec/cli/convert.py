@@ -76,7 +76,7 @@ def convert_model(
         validate_release,
         write_pretrained,
     )
-    from sscd_vec.encoder.fingerprint import fingerprint
+    from sscd_vec.encoder.model import fingerprint
     from sscd_vec.models import CONFIG_FILE, WEIGHTS_FILE, CheckpointError, resolve
 
     taken = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if (folder / name).exists()]

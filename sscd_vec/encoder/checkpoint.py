@@ -1,14 +1,12 @@
 """Model files: any kind a user holds is read, one safe kind is written.
 
-What a file is comes from its content, never from its name. Pickles are read with
+The content of a file says what it is, never its name. Pickles are read with
 ``torch.load(weights_only=True)`` only, TorchScript archives without running them.
 """
 
 import json
-import os
 import pickle
 import re
-import secrets
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -19,22 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sscd_vec.encoder.archives import check_saved, is_torchscript, read_torchscript
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.model import SSCDModel, build_head, build_model, pooled_dim
-from sscd_vec.encoder.torchscript import is_torchscript, read_torchscript
-from sscd_vec.encoder.translate import translate
-from sscd_vec.files import file_sha256
+from sscd_vec.encoder.layouts import recognize
+from sscd_vec.encoder.model import SSCDModel, build_head, pooled_dim
+from sscd_vec.files import PathLike, file_sha256, staging
 from sscd_vec.models import CONFIG_FILE, WEIGHTS_FILE, CheckpointError, Released, check_archive
-
-__all__ = [
-    "CONFIG_FILE",
-    "WEIGHTS_FILE",
-    "CheckpointError",
-    "load_model",
-    "read_checkpoint",
-    "validate_release",
-    "write_pretrained",
-]
 
 _FORMAT = 1
 # Where training checkpoints keep weights and config; averaged weights are the ones to use.
@@ -42,8 +30,22 @@ _STATES = ("average", "state_dict", "model_state_dict", "model")
 _CONFIGS = ("encoder_config", "config")
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> tuple[EncoderConfig, dict[str, Tensor]]:
-    """Read a model from any kind of file or from a folder of ``write_pretrained``.
+def read_model(path: PathLike, **changes: object) -> SSCDModel:
+    """Read a model from any kind of file or folder, in evaluation mode.
+
+    Args:
+        path: See ``read_checkpoint``.
+        changes: Fields of its config to change, such as ``size``.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        CheckpointError: It is not a model we can read; says why.
+    """
+    return _with_weights(*_read(path, changes))
+
+
+def read_checkpoint(path: PathLike) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    """Read the config and the tensors of a model.
 
     Args:
         path: A folder with ``config.json`` and ``model.safetensors``, a ``.safetensors`` file, a
@@ -57,14 +59,8 @@ def read_checkpoint(path: str | os.PathLike[str]) -> tuple[EncoderConfig, dict[s
         FileNotFoundError: Nothing is there.
         CheckpointError: It is not a model we can read; says why.
     """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"no model file or folder at {path}")
-    try:
-        config, state = _read_folder(path) if path.is_dir() else _read_file(path)
-        return translate(state, config)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    model, state = _read(path, {})
+    return model.config, state
 
 
 def load_model(config: EncoderConfig, state: Mapping[str, Tensor]) -> SSCDModel:
@@ -76,24 +72,17 @@ def load_model(config: EncoderConfig, state: Mapping[str, Tensor]) -> SSCDModel:
     Raises:
         CheckpointError: Tensors are missing, too many, misshaped or not finite.
     """
-    with torch.device("meta"):  # no time or memory for weights about to be replaced
-        model = build_model(config)
-    _, complete = translate(state, config, model.state_dict())
-    if not any(name.startswith("head.") for name in complete):
-        model.head = build_head(pooled_dim(model.trunk), config)
-        complete |= {f"head.{name}": tensor for name, tensor in model.head.state_dict().items()}
-    model.load_state_dict(complete, assign=True)
-    return model.eval().requires_grad_(True)
+    return _with_weights(*recognize(state, config))
 
 
 def write_pretrained(
-    folder: str | os.PathLike[str],
+    folder: PathLike,
     config: EncoderConfig,
     state_dict: Mapping[str, Tensor],
     *,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write ``config.json`` and ``model.safetensors``, each to a temporary name and then renamed.
+    """Write ``config.json`` and ``model.safetensors``, each whole or not at all.
 
     ``config.json`` holds the hash of the weights, so an interrupted overwrite cannot pair one
     model's config with another's weights unnoticed.
@@ -108,18 +97,16 @@ def write_pretrained(
         CheckpointError: The tensors are not those of ``config``.
     """
     folder = Path(folder)
-    _, state = translate(state_dict, config)
+    _, state = recognize(state_dict, config)
     folder.mkdir(parents=True, exist_ok=True)
     stored = {
         name: tensor.to(dtype if dtype and tensor.is_floating_point() else tensor.dtype, copy=True)
         for name, tensor in state.items()
     }
-    weights, settings = _temporary(folder), _temporary(folder)
-    try:
+    with staging(folder / CONFIG_FILE) as settings, staging(folder / WEIGHTS_FILE) as weights:
         # One entry only: safetensors writes several in no fixed order, and the same weights must
         # give the same file.
-        metadata = {"sscd_vec": json.dumps(config.to_dict())}
-        save_file(stored, weights, metadata=metadata)
+        save_file(stored, weights, metadata={"sscd_vec": json.dumps(config.to_dict())})
         described = {
             "format": _FORMAT,
             "encoder": config.to_dict(),
@@ -127,11 +114,6 @@ def write_pretrained(
         }
         settings.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         weights.chmod(settings.stat().st_mode)  # safetensors makes files for their owner alone
-        os.replace(weights, folder / WEIGHTS_FILE)
-        os.replace(settings, folder / CONFIG_FILE)
-    finally:
-        weights.unlink(missing_ok=True)
-        settings.unlink(missing_ok=True)
 
 
 def validate_release(path: Path, expected: Released) -> None:
@@ -146,6 +128,27 @@ def validate_release(path: Path, expected: Released) -> None:
             f"holds {config.trunk} with {config.dim} dimensions, "
             f"{expected.trunk} with {expected.dim} expected"
         )
+
+
+def _read(path: PathLike, changes: dict[str, object]) -> tuple[SSCDModel, dict[str, Tensor]]:
+    """The model without memory for its weights, and its tensors."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no model file or folder at {path}")
+    try:
+        config, state = _read_folder(path) if path.is_dir() else _read_file(path)
+        return recognize(state, config, **changes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _with_weights(model: SSCDModel, state: dict[str, Tensor]) -> SSCDModel:
+    """Give a model on the meta device its tensors, and a fresh head where there is none."""
+    if not any(name.startswith("head.") for name in state):
+        model.head = build_head(pooled_dim(model.trunk), model.config)
+        state |= {f"head.{name}": tensor for name, tensor in model.head.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    return model.eval().requires_grad_(True)
 
 
 def _read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
@@ -168,35 +171,57 @@ def _read_folder(folder: Path) -> tuple[EncoderConfig, dict[str, Tensor]]:
             "is damaged, was replaced, or a save was interrupted. Save or copy the folder again, "
             f"or delete weights_sha256 from {CONFIG_FILE} if you replaced the weights on purpose."
         )
-    return config, _read_safetensors(folder / WEIGHTS_FILE)[1]
+    return config, _read_safetensors(folder / WEIGHTS_FILE)
 
 
 def _read_file(path: Path) -> tuple[EncoderConfig | None, dict[str, Tensor]]:
+    if not path.is_file():  # a pipe or device would block or never end
+        raise CheckpointError("not a regular file")
     size = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(9)
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
-        return _read_safetensors(path)
+        return _config_of(path), _read_safetensors(path)
     check_archive(path)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             torchscript = is_torchscript(archive)
         if torchscript:
-            return None, read_torchscript(path)
-    return _read_pickle(path)
+            return None, _no_larger(read_torchscript(path), size)
+    config, state = _read_pickle(path)
+    return config, _no_larger(state, size)
 
 
-def _read_safetensors(path: Path) -> tuple[EncoderConfig | None, dict[str, Tensor]]:
+def _no_larger(state: dict[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Refuse tensors that repeat their bytes: written out, they are larger than their file."""
+    unfolded = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if unfolded > size:
+        raise CheckpointError(
+            f"its tensors unfold to {unfolded} bytes, the file has {size}: a memory bomb"
+        )
+    return state
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"not a readable safetensors file ({error})") from error
+
+
+def _config_of(path: Path) -> EncoderConfig | None:
+    """The config inside a safetensors file of ours."""
     try:
         with safe_open(path, framework="pt") as file:
             described = (file.metadata() or {}).get("sscd_vec")
-            state = {name: file.get_tensor(name) for name in file.keys()}
-        return (EncoderConfig.from_dict(json.loads(described)) if described else None), state
+        return EncoderConfig.from_dict(json.loads(described)) if described else None
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"not a readable safetensors file ({error})") from error
 
 
 def _read_pickle(path: Path) -> tuple[EncoderConfig | None, dict[str, Tensor]]:
+    check_saved(path)
     try:
         with warnings.catch_warnings():  # of a pickle's protocol; what is wrong is said below
             warnings.simplefilter("ignore")
@@ -231,8 +256,3 @@ def _config_in(described: object) -> EncoderConfig | None:
         return EncoderConfig.from_dict(described.get("encoder", described))
     except (TypeError, ValueError):
         return None
-
-
-def _temporary(folder: Path) -> Path:
-    # Not tempfile's: that is readable by its owner alone, and stays so when renamed.
-    return folder / f".writing-{secrets.token_hex(8)}"

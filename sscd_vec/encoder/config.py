@@ -11,6 +11,9 @@ SizeMode = Literal["short", "square", "long"]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+# A larger image or descriptor has no use; in a file it is a mistake, or meant to exhaust memory.
+MOST_SIZE = 4096
+MOST_DIM = 65536
 
 
 @dataclass(frozen=True)
@@ -20,12 +23,12 @@ class EncoderConfig:
     Attributes:
         trunk: ``resnet18``, ``resnet50``, ``resnext101_32x4d``, ``efficientnet_lite0`` … ``4``, or
             the name of any torchvision CNN or ViT.
-        dim: Size of the projected descriptor.
+        dim: Size of the projected descriptor, at most 65536.
         head: ``linear``, the paper's projection, or ``mlp``, SimCLR's two layers.
         features: What the descriptor is at inference: the ``projected`` features, or those of the
             ``trunk`` with the head left out (SimCLR's way).
         gem_p: Exponent of the generalized-mean pooling: 1 is the mean, a large one the maximum.
-        size: Side in pixels that ``size_mode`` speaks of.
+        size: Side in pixels that ``size_mode`` names, at most 4096.
         size_mode: ``short`` or ``long`` side resized to ``size`` with the aspect ratio kept, or a
             skewed ``square``.
         mean: Per-channel mean subtracted from RGB in [0, 1].
@@ -46,10 +49,10 @@ class EncoderConfig:
         """Refuse what cannot be built, naming the field."""
         if not isinstance(self.trunk, str) or not self.trunk:
             raise ValueError(f"trunk must be the name of an architecture, got {self.trunk!r}")
-        for name in ("dim", "size"):
+        for name, most in (("dim", MOST_DIM), ("size", MOST_SIZE)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"{name} must be an integer from 1 to {most}, got {value!r}")
         for name, kind in (("head", Head), ("features", Features), ("size_mode", SizeMode)):
             if getattr(self, name) not in get_args(kind):
                 known = " | ".join(get_args(kind))

@@ -1,7 +1,8 @@
 """``Encoder``: images in, descriptors out."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
@@ -11,26 +12,23 @@ from torch import Tensor
 
 from sscd_vec import models
 from sscd_vec.encoder import checkpoint, pipeline
-from sscd_vec.encoder.backends import Backend, BackendName, check_backend, open_backend
+from sscd_vec.encoder.backends import (
+    Backend,
+    BackendName,
+    Precision,
+    check_backend,
+    open_backend,
+)
 from sscd_vec.encoder.config import EncoderConfig, SizeMode
-from sscd_vec.encoder.fingerprint import fingerprint
-from sscd_vec.encoder.images import ImageInput, is_image_input, load_pixels
-from sscd_vec.encoder.inputs import Inputs, count_images, images_of
-from sscd_vec.encoder.model import SSCDModel
-from sscd_vec.encoder.pipeline import Encoded
-from sscd_vec.encoder.precision import Precision
-from sscd_vec.encoder.preprocess import normalize, resize, split_pixels, target_size
-from sscd_vec.encoder.progress import progress_bar
+from sscd_vec.encoder.images import ImageInput, Inputs, images_of, load_pixels
+from sscd_vec.encoder.model import SSCDModel, fingerprint
+from sscd_vec.encoder.pipeline import Decode, Encoded, OnError, Options
+from sscd_vec.encoder.preprocess import prepare
 
 if TYPE_CHECKING:
     from sscd_vec.encoder.backends.native import TorchBackend
 
-OnError = Literal["raise", "skip"]
-Decode = Literal["fast", "exact"]
-
 _CHUNK = 1024
-# Pixels that become float input at a time, so that a batch of very long images stays affordable.
-_PASS_PIXELS = 32 * 288 * 384
 
 
 class Encoder:
@@ -112,12 +110,9 @@ class Encoder:
             base_url=base_url,
             validate=checkpoint.validate_release,
         )
-        config, state = checkpoint.read_checkpoint(path)
-        changes: dict[str, Any] = {"size": size, "size_mode": size_mode}
-        config = config.replace(
-            **{key: value for key, value in changes.items() if value is not None}
-        )
-        model = checkpoint.load_model(config, state)
+        asked: dict[str, Any] = {"size": size, "size_mode": size_mode}
+        changes = {name: value for name, value in asked.items() if value is not None}
+        model = checkpoint.read_model(path, **changes)
         return cls(model, device=device, backend=backend, precision=precision)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
@@ -129,7 +124,7 @@ class Encoder:
 
         Batch, height and width are free (a ViT keeps its size). Needs the extra ``onnx``.
         """
-        from sscd_vec.encoder.backends.export import export_onnx
+        from sscd_vec.encoder.backends.exported import export_onnx
 
         export_onnx(self.model, path)
 
@@ -191,16 +186,16 @@ class Encoder:
         """Describe images.
 
         Args:
-            inputs: An image, an iterable of images, or a folder (its image files, as
-                ``walk_images`` orders them). An image is a path, encoded bytes, a binary file, a
-                PIL image, an array ``(h, w[, 1 | 3 | 4])`` or a tensor ``([1 | 3 | 4,] h, w)``;
-                see ``load_pixels``.
+            inputs: An image, an iterable of images, or a folder, tar or list of files, which stand
+                for their images as ``sscd_vec.files.find_images`` finds them. An image is a path,
+                an ``ImageFile``, encoded bytes, a binary file, a PIL image, an array
+                ``(h, w[, 1 | 3 | 4])`` or a tensor ``([1 | 3 | 4,] h, w)``; see ``load_pixels``.
             batch_size: Images of one shape that go through the network together, at most.
             num_workers: Decoding threads; by default one per core, 0 for none.
             show_progress: Whether to draw a progress bar; by default on a terminal and in a
                 notebook.
-            on_error: ``raise`` stops at the first input that is no usable image. ``skip`` goes on
-                and returns an ``Encoded``: the rows, which inputs they belong to, and what was
+            on_error: ``raise`` stops at the first input that is not a usable image. ``skip`` goes
+                on and returns an ``Encoded``: the rows, which inputs they belong to, and what was
                 skipped.
             convert_to_tensor: Return a tensor on the encoder's device.
             decode: ``fast`` decodes large JPEG files at a fraction of their size, at least twice
@@ -212,34 +207,25 @@ class Encoder:
             single image; with ``on_error="skip"`` an ``Encoded``.
 
         Raises:
-            ImageError: An input is no usable image, and ``on_error`` is ``raise``.
+            ImageError: An input is not a usable image, and ``on_error`` is ``raise``.
         """
         if convert_to_tensor and on_error == "skip":
             raise ValueError(
                 "on_error='skip' returns arrays: use torch.from_numpy(result.descriptors)"
             )
-        total = count_images(inputs)
-        known = isinstance(inputs, Sequence | np.ndarray | Tensor) and not is_image_input(inputs)
-        # A sequence fills one array; the others are gathered in parts and joined at the end.
-        rows = (
-            np.empty((total or 0, self.dim), np.float32) if known and on_error == "raise" else None
-        )
+        items, total = images_of(inputs)
+        # Where the number is certain the rows fill one array; others are joined at the end.
+        certain = isinstance(items, Sequence | np.ndarray | Tensor) and on_error == "raise"
+        rows = np.empty((total or 0, self.dim), np.float32) if certain else None
         parts: list[Encoded] = []
-        with progress_bar("encoding", total, False if total == 1 else show_progress) as advance:
-            for part in self.encode_stream(
-                inputs,
-                batch_size=batch_size,
-                num_workers=num_workers,
-                on_error=on_error,
-                decode=decode,
-                device=device,
-                chunk_size=min(_CHUNK, batch_size),
-            ):
-                advance(len(part) + len(part.skipped))
-                if rows is None:
-                    parts.append(part)
-                else:
-                    rows[part.positions] = part.descriptors
+        workers = 0 if total == 1 and num_workers is None else num_workers
+        options = Options(batch_size, workers, min(_CHUNK, batch_size), on_error, decode)
+        stream = self._stream(items, options, device)
+        for part in stream if total == 1 else pipeline.watched(stream, total, show_progress):
+            if rows is None:
+                parts.append(part)
+            else:
+                rows[part.positions] = part.descriptors
         if on_error == "skip":
             return pipeline.concatenate(parts, self.dim)
         descriptors = pipeline.concatenate(parts, self.dim).descriptors if rows is None else rows
@@ -272,31 +258,8 @@ class Encoder:
         Yields:
             The next ``chunk_size`` inputs' descriptors, with their positions and what was skipped.
         """
-        for name, value in (("batch_size", batch_size), ("chunk_size", chunk_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if num_workers is not None and num_workers < 0:
-            raise ValueError(f"num_workers must be 0 (no threads) or more, got {num_workers}")
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error must be raise | skip, got {on_error!r}")
-        if decode not in ("fast", "exact"):
-            raise ValueError(f"decode must be fast | exact, got {decode!r}")
-        forward = self._forward(torch.device(device) if device is not None else self.device)
-        items, config = images_of(inputs), self.config
-
-        def prepare(source: ImageInput, name: str) -> Tensor:
-            reduce_to = (lambda h, w: target_size(h, w, config)) if decode == "fast" else None
-            return resize(load_pixels(source, name=name, reduce_to=reduce_to), config)
-
-        outcomes = pipeline.run(
-            items,
-            prepare=prepare,
-            describe_batch=forward,
-            batch_size=batch_size,
-            num_workers=_cores() if num_workers is None else num_workers,
-            stop_at_error=on_error == "raise",
-        )
-        return pipeline.collect(outcomes, self.dim, chunk_size)
+        options = Options(batch_size, num_workers, chunk_size, on_error, decode)
+        return self._stream(images_of(inputs)[0], options, device)
 
     def encode_query(self, inputs: Inputs, **options: Any) -> NDArray[np.float32]:  # noqa: ANN401
         """Describe images to search for; ``options`` are those of ``encode``.
@@ -309,17 +272,11 @@ class Encoder:
         """Describe images to be found; ``options`` are those of ``encode``."""
         return cast(NDArray[np.float32], self.encode(inputs, **options))
 
-    def encode_queries(self, inputs: Inputs) -> list[NDArray[np.float32]]:
-        """Describe images as ``pymilvus.model`` has it: a list of vectors."""
-        return list(self.encode(inputs))
-
-    def encode_documents(self, inputs: Inputs) -> list[NDArray[np.float32]]:
-        """Describe images as ``pymilvus.model`` has it: a list of vectors."""
-        return list(self.encode(inputs))
-
     def __call__(self, inputs: Inputs) -> list[NDArray[np.float32]]:
         """Describe images as ``pymilvus.model`` has it: a list of vectors."""
         return list(self.encode(inputs))
+
+    encode_queries = encode_documents = __call__
 
     def heatmap(self, image: ImageInput, other: ImageInput) -> NDArray[np.float32]:
         """Show which part of ``image`` matches ``other``.
@@ -338,18 +295,17 @@ class Encoder:
         backend = cast("TorchBackend", self._open("torch", "float32", self.device))
         return match_heatmap(backend.model, load_pixels(image), load_pixels(other), self.device)
 
-    def _forward(self, device: torch.device) -> pipeline.Describe:
-        """A function from uint8 ``(n, h, w, 3)`` to descriptors, for the current weights."""
-        backend, config = self._open(self.backend, self.precision, device), self.config
-
-        def describe(images: Tensor) -> NDArray[np.float32]:
-            parts = [
-                backend(normalize(part.to(device, non_blocking=True), config)).cpu()
-                for part in split_pixels(images, _PASS_PIXELS)
-            ]
-            return torch.cat(parts).numpy()
-
-        return describe
+    def _stream(
+        self, items: Iterable[ImageInput], options: Options, device: str | torch.device | None
+    ) -> Iterator[Encoded]:
+        where = self.device if device is None else torch.device(device)
+        return pipeline.describe(
+            items,
+            self._open(self.backend, self.precision, where),
+            partial(prepare, config=self.config, exact=options.decode == "exact"),
+            self.dim,
+            options,
+        )
 
     def _open(self, name: BackendName, precision: Precision, device: torch.device) -> Backend:
         """What runs the network with the current weights; kept until they change."""
@@ -368,8 +324,3 @@ class Encoder:
 
 def _default_device(backend: BackendName) -> torch.device:
     return torch.device("cuda" if backend == "torch" and torch.cuda.is_available() else "cpu")
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

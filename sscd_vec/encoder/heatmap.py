@@ -1,22 +1,19 @@
 """Which part of one image matches another: the descriptor map before pooling, against a descriptor.
 
 The paper's appendix on visualizing matches: GeM is left out, so each place of A's activation map
-keeps a descriptor of its own, d_hw = g(max(f_hw, ε)) / ‖…‖ with g the projection (GeM over one
-place is the clamp), and its similarity d_hw·z_B with B's global descriptor is a map of where B is
-found in A.
+keeps a descriptor of its own, d_hw = g(max(f_hw, ε)) / ‖…‖ with g the projection. Its similarity to
+B's global descriptor, d_hw·z_B, is a map of where B is found in A.
 """
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from sscd_vec.encoder.images import ImageInput, Pixels, load_pixels
 from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.encoder.preprocess import preprocess
-from sscd_vec.encoder.vit import ViTTrunk
 
 # From no match to a strong one: the paper's blue and yellow, with green between.
 _COLOURS = np.array([(24, 32, 140), (32, 144, 140), (250, 230, 36)], np.float32)
@@ -39,7 +36,7 @@ def match_heatmap(
         Cosine similarities, float32 ``(h, w)``: the map's, interpolated bilinearly over ``image``.
     """
     descriptor = model(preprocess(other, model.config).to(device or "cpu"))  # (1, d)
-    places = _descriptor_map(model, preprocess(image, model.config).to(device or "cpu"))
+    places = model.descriptor_map(preprocess(image, model.config).to(device or "cpu"))
     similarity = torch.einsum("nhwd,nd->nhw", places, descriptor)
     height, width = image.shape[:2]
     full = F.interpolate(
@@ -55,16 +52,16 @@ def paint_heatmap(
     """Lay a heatmap over its image: blue is neutral or negative, yellow a strong match.
 
     Args:
-        image: What ``heat`` was made of.
+        image: The image ``heat`` was made of.
         heat: From ``Encoder.heatmap``, ``(h, w)``.
         strength: How much of the colour covers the image, 0 to 1.
         top: Similarity that is pure yellow; the map's largest by default.
 
     Returns:
-        A picture of ``image``'s size.
+        An image of the same size.
 
     Raises:
-        ValueError: The map has not the image's size.
+        ValueError: The heatmap and the image differ in size.
     """
     pixels = load_pixels(image)
     if heat.shape != pixels.shape[:2]:
@@ -78,16 +75,3 @@ def paint_heatmap(
     colours = _COLOURS[below] * (1 - part) + _COLOURS[below + 1] * part
     blended = pixels * (1 - strength) + colours * strength
     return Image.fromarray(np.rint(blended).astype(np.uint8))
-
-
-def _descriptor_map(model: SSCDModel, images: Tensor) -> Tensor:
-    """Unit descriptors of every place, ``(n, h, w, d)``."""
-    if isinstance(model.trunk, ViTTrunk):
-        cls, patches = model.trunk.tokens(images)
-        features = patches.clamp(min=_FLOOR).permute(0, 2, 3, 1)
-        features = torch.cat((cls[:, None, None].expand(*features.shape[:3], -1), features), dim=3)
-    else:
-        features = model.feature_map(images).clamp(min=_FLOOR).permute(0, 2, 3, 1)
-    if model.config.features == "projected":
-        features = model.head(features)
-    return F.normalize(features, dim=3)

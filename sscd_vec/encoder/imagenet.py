@@ -1,4 +1,4 @@
-"""ImageNet weights to start a trunk from, where a package carries them or torchvision has them."""
+"""ImageNet weights to start a trunk from, out of a package or from torchvision."""
 
 import importlib.util
 import re
@@ -11,9 +11,8 @@ from torch import Tensor
 from torchvision.models import get_model_weights
 
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.efficientnet_lite import VARIANTS, scaled_stages
 from sscd_vec.encoder.model import SSCDModel, build_model
-from sscd_vec.encoder.trunks import build_trunk
+from sscd_vec.encoder.trunks import LITES, build_trunk, scaled_stages
 
 Statistics: TypeAlias = tuple[float, float, float]
 
@@ -56,7 +55,7 @@ def imagenet_statistics(name: str) -> tuple[Statistics, Statistics]:
     Raises:
         ValueError: There are no ImageNet weights for this trunk.
     """
-    if name in VARIANTS:
+    if name in LITES:
         return LITE_MEAN, LITE_STD
     if name in _CONVERTED_INSIDE:
         return (0.5,) * 3, (0.5,) * 3
@@ -76,7 +75,7 @@ def imagenet_trunk(name: str) -> dict[str, Tensor]:
     """
     with torch.device("meta"):
         expected = build_trunk(name).state_dict()
-    weights = _lite_weights(name) if name in VARIANTS else _torchvision_weights(name)
+    weights = _lite_weights(name) if name in LITES else _torchvision_weights(name)
     nested = "net." if next(iter(expected)).startswith("net.") else ""
     found = {f"{nested}{key}": tensor for key, tensor in weights.items()}
     wrong = [

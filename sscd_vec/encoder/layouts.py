@@ -1,21 +1,24 @@
-"""Whose names a checkpoint's tensors have, and which network they are.
+"""Whose names a checkpoint's tensors have, and the network they are of.
 
 Our names are ``trunk.…`` and ``head.…``. Each other layout is one function from our name of a
 tensor to theirs, so a missing tensor can be named as its file would name it.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from sscd_vec.encoder.config import EncoderConfig, Head
-from sscd_vec.encoder.efficientnet_lite import VARIANTS, scaled_stages
-from sscd_vec.encoder.trunks import RESNETS
-from sscd_vec.encoder.vit import VITS
+from sscd_vec.encoder.model import SSCDModel, build_model
+from sscd_vec.encoder.torchvision_trunks import VITS
+from sscd_vec.encoder.trunks import LITES, RESNETS, scaled_stages
 from sscd_vec.models import CheckpointError
 
+_NAMED = 8  # tensors named in one error before "and n more"
 # What training frameworks put in front of every name: a wrapper's attribute.
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 
@@ -54,6 +57,49 @@ class Layout:
     title: str
     mark: str
     theirs: Callable[[str, bool], str]
+
+
+def recognize(
+    state: Mapping[str, Tensor], config: EncoderConfig | None = None, **changes: object
+) -> tuple[SSCDModel, dict[str, Tensor]]:
+    """Recognize the network that tensors are of, build it without memory, and use its names.
+
+    Args:
+        state: Tensors in any known layout, with or without a wrapper's prefix.
+        config: What they are; read from the tensors if None.
+        changes: Fields of the config to change.
+
+    Returns:
+        The model on the meta device, and contiguous CPU tensors in the order of its
+        ``state_dict()``, floating point as float32. Where the descriptor is trunk features there
+        may be no head.
+
+    Raises:
+        CheckpointError: Names the tensors that are missing, too many, misshaped or not finite, as
+            the file names them.
+    """
+    state = strip_wrappers(state)
+    layout = detect(state)
+    config = config or infer_config(layout, state)
+    config = config.replace(**changes) if changes else config
+    try:
+        with torch.device("meta"):
+            model = build_model(config)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+    expected = model.state_dict()
+    if config.features == "trunk" and not any(name.startswith("head.") for name in state):
+        expected = {name: it for name, it in expected.items() if not name.startswith("head.")}
+    names = {ours: layout.theirs(ours, is_bottleneck(config.trunk)) for ours in expected}
+    _check_names(layout, config, state, {names[ours]: it for ours, it in expected.items()})
+    renamed = {
+        ours: _plain(state[theirs]) if theirs in state else torch.zeros((), dtype=torch.int64)
+        for ours, theirs in names.items()
+    }
+    broken = [names[it] for it, value in renamed.items() if not np.isfinite(value.numpy()).all()]
+    if broken:
+        raise CheckpointError(f"NaN or infinity in {_some(broken)}: training diverged, or damage")
+    return model, renamed
 
 
 def detect(names: Collection[str]) -> Layout:
@@ -211,7 +257,7 @@ def _infer_lite(state: Mapping[str, Tensor]) -> str:
             repeats = max(found.get(stage, (0, 0))[0], number + 1)
             found[stage] = (repeats, tensor.shape[0])
     stages = tuple(found[stage] for stage in sorted(found))
-    for variant in VARIANTS:
+    for variant in LITES:
         if scaled_stages(variant) == stages:
             return variant
     raise CheckpointError(f"no EfficientNet-Lite has stages of (blocks, channels) {stages}")
@@ -229,3 +275,47 @@ def _infer_vit(state: Mapping[str, Tensor], projection: str, blocks: str) -> str
         f"no known ViT has {depth} layers of width {width} on {patch}-pixel patches. "
         f"Known: {', '.join(VITS)}."
     )
+
+
+def _check_names(
+    layout: Layout,
+    config: EncoderConfig,
+    state: Mapping[str, Tensor],
+    expected: Mapping[str, Tensor],
+) -> None:
+    """Compare names and shapes, both as the file has them."""
+    wrong = {
+        "missing": [
+            name
+            for name in expected  # files of before torch 0.4.1 have no such counters
+            if name not in state and not name.endswith("num_batches_tracked")
+        ],
+        "not part of this model": sorted(set(state) - set(expected)),
+        "misshaped": [
+            f"{name} is {tuple(state[name].shape)}, {tuple(it.shape)} expected"
+            for name, it in expected.items()
+            if name in state and state[name].shape != it.shape
+        ],
+    }
+    if any(wrong.values()):
+        raise CheckpointError(
+            f"the tensors ({layout.title} layout) are not those of {_describe(config)}. "
+            + "; ".join(f"{what}: {_some(it)}" for what, it in wrong.items() if it)
+        )
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to("cpu", dtype).contiguous()
+
+
+def _describe(config: EncoderConfig) -> str:
+    if config.features == "trunk":
+        return f"{config.trunk} (trunk features)"
+    return f"{config.trunk} with a {config.head} head to {config.dim} dimensions"
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return ", ".join(listed[:_NAMED]) + more

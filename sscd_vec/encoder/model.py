@@ -1,8 +1,11 @@
-"""The network: trunk, GeM pooling, projection, unit length.
+"""The network: trunk, GeM pooling, projection, unit length; and which descriptors it gives.
 
 z = W·GeM_p(f(x)) + b,   descriptor = z / ‖z‖,   GeM_p(f) = (mean_hw max(f, ε)^p)^(1/p)
 """
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -10,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sscd_vec.encoder.config import EncoderConfig
+from sscd_vec.encoder.torchvision_trunks import ViTTrunk
 from sscd_vec.encoder.trunks import build_trunk
-from sscd_vec.encoder.vit import ViTTrunk
 from sscd_vec.kernels import gem_pool
+
+_FLOOR = 1e-6  # ε
 
 
 class SSCDModel(nn.Module):
@@ -34,26 +39,48 @@ class SSCDModel(nn.Module):
         self.config = config
         self.dim: int = config.dim if config.features == "projected" else pooled_dim(trunk)
 
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the unit descriptors of ``images``, ``(n, dim)``.
+
+        The trunk may compute in bfloat16; what follows the pooling is float32.
+        """
+        return self._descriptors(self.pooled(images).float())
+
+    def training_descriptors(self, images: Tensor) -> Tensor:
+        """Return unit descriptors through the head, whatever is used at inference, ``(n, dim)``."""
+        return F.normalize(self.head(self.pooled(images)), dim=1)
+
+    def descriptor_map(self, images: Tensor) -> Tensor:
+        """Return a unit descriptor of every place of the activation map, ``(n, h, w, dim)``.
+
+        Pooling is left out: GeM over a single place is the clamp.
+        """
+        token, features = self._activations(images)
+        places = features.clamp(min=_FLOOR).permute(0, 2, 3, 1)
+        if token is not None:
+            places = torch.cat((token[:, None, None].expand(*places.shape[:3], -1), places), dim=3)
+        return self._descriptors(places)
+
     def feature_map(self, images: Tensor) -> Tensor:
         """Return the trunk's activation map before pooling, ``(n, c, h, w)``."""
         return cast(Tensor, self.trunk(images))
 
     def pooled(self, images: Tensor) -> Tensor:
         """Return the GeM-pooled trunk features, ``(n, c)``; of a ViT, CLS ⊕ pooled patches."""
+        token, features = self._activations(images)
+        pooled = gem_pool(features, self.config.gem_p, _FLOOR)
+        return pooled if token is None else torch.cat((token, pooled), dim=1)
+
+    def _activations(self, images: Tensor) -> tuple[Tensor | None, Tensor]:
+        """A ViT's CLS token, if it is one, and the activation map."""
         if isinstance(self.trunk, ViTTrunk):
-            cls, patches = self.trunk.tokens(images)
-            return torch.cat((cls, gem_pool(patches, self.config.gem_p)), dim=1)
-        return gem_pool(self.feature_map(images), self.config.gem_p)
+            return self.trunk.tokens(images)
+        return None, self.feature_map(images)
 
-    def training_descriptors(self, images: Tensor) -> Tensor:
-        """Return unit descriptors through the head, whatever is used at inference, ``(n, dim)``."""
-        return F.normalize(self.head(self.pooled(images)), dim=1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the unit descriptors of ``images``, ``(n, dim)``."""
-        if self.config.features == "projected":
-            return self.training_descriptors(images)
-        return F.normalize(self.pooled(images), dim=1)
+    def _descriptors(self, features: Tensor) -> Tensor:
+        """``(…, c)`` features to ``(…, dim)`` unit descriptors."""
+        projected = self.head(features) if self.config.features == "projected" else features
+        return F.normalize(projected, dim=-1)
 
 
 def build_model(config: EncoderConfig, *, zero_init_residual: bool = False) -> SSCDModel:
@@ -88,3 +115,30 @@ def build_head(width: int, config: EncoderConfig) -> nn.Module:
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
     return head
+
+
+def fingerprint(config: EncoderConfig, state: Mapping[str, Tensor], precision: str) -> str:
+    """Identify the descriptors a model gives, in 32 hex digits.
+
+    It changes with weights, architecture, preprocessing and precision, and with nothing else: not
+    with the file they came from, the type they are stored in, their order, counters of training
+    batches, or a head that trunk features leave out.
+
+    Args:
+        config: What the model is.
+        state: Its tensors, named as ``SSCDModel.state_dict()`` names them.
+        precision: What it computes in, such as ``float32``.
+    """
+    described = config.to_dict()
+    trunk_only = config.features == "trunk"
+    if trunk_only:
+        del described["dim"], described["head"]
+    digest = hashlib.sha256(json.dumps([1, described, precision], sort_keys=True).encode())
+    for name in sorted(state):
+        if name.endswith("num_batches_tracked") or (trunk_only and name.startswith("head.")):
+            continue
+        # Adding zero makes -0 and 0 one, as they are to every layer.
+        values = state[name].detach().to("cpu", torch.float32).contiguous() + 0.0
+        digest.update(json.dumps([name, list(values.shape)]).encode())
+        digest.update(values.numpy().data)
+    return digest.hexdigest()[:32]

@@ -8,26 +8,60 @@ is, and so what is held back behind it is bounded too. Everything is determinist
 meet in a batch depends on the inputs alone, not on the threads.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sscd_vec.encoder.images import ImageError, ImageInput, describe
-from sscd_vec.encoder.workers import Workers
+from sscd_vec.encoder.backends import Backend
+from sscd_vec.encoder.images import ImageError, ImageInput, input_name, is_open_file
+from sscd_vec.progress import progress_bar
 
 # How long an image waits for others of its shape: in bytes of all that wait, and in batches of
 # inputs that came after it.
 _HELD_BYTES = 64 * 2**20
 _HELD_BATCHES = 16
+# Pixels of a batch, so that one of very long images stays affordable as float input.
+_BATCH_PIXELS = 32 * 288 * 384
 
+OnError = Literal["raise", "skip"]
+Decode = Literal["fast", "exact"]
 Prepare = Callable[[ImageInput, str], Tensor]
-Describe = Callable[[Tensor], NDArray[np.float32]]
+
+T = TypeVar("T")
+_Result: TypeAlias = tuple[T] | BaseException
+
+
+@dataclass(frozen=True)
+class Options:
+    """How images are taken through; see ``Encoder.encode`` and ``encode_stream``."""
+
+    batch_size: int
+    num_workers: int | None
+    chunk_size: int
+    on_error: OnError
+    decode: Decode
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, naming it."""
+        for name in ("batch_size", "chunk_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.num_workers is not None and self.num_workers < 0:
+            raise ValueError(f"num_workers must be 0 (no threads) or more, got {self.num_workers}")
+        for name, kind in (("on_error", OnError), ("decode", Decode)):
+            if getattr(self, name) not in get_args(kind):
+                known = " | ".join(get_args(kind))
+                raise ValueError(f"{name} must be {known}, got {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True)
@@ -67,68 +101,55 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one input: a descriptor ``(d,)`` or an error."""
+class _Item:
+    """One input on its way: a resized uint8 image, then a descriptor ``(d,)``, or an error."""
 
     position: int
     name: str
-    result: NDArray[np.float32] | ImageError
+    result: Tensor | NDArray[np.float32] | ImageError
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """One input as a resized uint8 image ``(h, w, 3)``, or as the error it ended in."""
-
-    position: int
-    name: str
-    result: Tensor | ImageError
-
-
-def run(
-    inputs: Iterable[ImageInput],
-    *,
-    prepare: Prepare,
-    describe_batch: Describe,
-    batch_size: int,
-    num_workers: int,
-    stop_at_error: bool,
-) -> Iterator[Outcome]:
-    """Yield one outcome per input, in input order.
+def describe(
+    inputs: Iterable[ImageInput], backend: Backend, prepare: Prepare, dim: int, options: Options
+) -> Iterator[Encoded]:
+    """Yield the descriptors of ``chunk_size`` inputs at a time, in input order.
 
     Args:
         inputs: Pulled one by one, never more than a few batches ahead.
+        backend: uint8 ``(n, h, w, 3)`` to float32 ``(n, d)``.
         prepare: An input and its name to a uint8 image ``(h, w, 3)``; raises ``ImageError``.
-        describe_batch: uint8 ``(n, h, w, 3)`` to float32 ``(n, d)``.
-        batch_size: Images per call of ``describe_batch``, at most.
-        num_workers: Decoding threads; 0 decodes in the calling thread.
-        stop_at_error: Raise the first ``ImageError`` as soon as it is met.
+        dim: Size of a descriptor.
+        options: Sizes, threads, and whether to raise the first ``ImageError``.
     """
-    waiting: dict[int, Outcome] = {}
+    waiting: dict[int, _Item] = {}  # by position, until those before it are done
+    chunk: list[_Item] = []
     expected = 0
-    prepared = _prepare_all(inputs, prepare, num_workers, ahead=2 * batch_size)
+    workers = _cores() if options.num_workers is None else options.num_workers
+    prepared = _prepare_all(inputs, prepare, workers, ahead=2 * options.batch_size)
     try:
-        for group in _by_shape(prepared, batch_size):
-            for outcome in _outcomes(group, describe_batch):
-                if stop_at_error and isinstance(outcome.result, ImageError):
-                    raise outcome.result
-                waiting[outcome.position] = outcome
+        for group in _by_shape(prepared, options.batch_size):
+            for item in _described(group, backend):
+                if options.on_error == "raise" and isinstance(item.result, ImageError):
+                    raise item.result
+                waiting[item.position] = item
             while expected in waiting:
-                yield waiting.pop(expected)
+                chunk.append(waiting.pop(expected))
                 expected += 1
+                if len(chunk) == options.chunk_size:
+                    yield _encoded(chunk, dim)
+                    chunk = []
     finally:
         prepared.close()
+    if chunk:
+        yield _encoded(chunk, dim)
 
 
-def collect(outcomes: Iterable[Outcome], dim: int, size: int) -> Iterator[Encoded]:
-    """Gather outcomes into ``Encoded`` of ``size`` inputs each."""
-    group: list[Outcome] = []
-    for outcome in outcomes:
-        group.append(outcome)
-        if len(group) == size:
-            yield _encoded(group, dim)
-            group = []
-    if group:
-        yield _encoded(group, dim)
+def watched(parts: Iterator[Encoded], total: int | None, show: bool | None) -> Iterator[Encoded]:
+    """Pass parts on, with a progress bar on a terminal and in a notebook, or as ``show`` says."""
+    with progress_bar("encoding", total, show) as bar:
+        for part in parts:
+            bar.advance(len(part) + len(part.skipped))
+            yield part
 
 
 def concatenate(parts: list[Encoded], dim: int) -> Encoded:
@@ -141,32 +162,107 @@ def concatenate(parts: list[Encoded], dim: int) -> Encoded:
     )
 
 
+class Workers:
+    """A few threads with one queue of work, which survive a Ctrl-C at any moment.
+
+    A thread pool of the standard library can deadlock on Ctrl-C: its semaphore is written in
+    Python, and an interrupt in the middle of it leaves a lock taken that the workers wait for. All
+    that is shared here is ``SimpleQueue``, which is written in C and cannot be interrupted
+    half-way.
+    """
+
+    def __init__(self, number: int, name: str, begin: Callable[[], object] = lambda: None) -> None:
+        """Start ``number`` threads; each has called ``begin`` when this returns."""
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._dropping = False
+        begun: SimpleQueue[_Result[object]] = SimpleQueue()
+
+        def serve() -> None:
+            begun.put(_attempt(begin))
+            while (work := self._work.get()) is not None:
+                if not self._dropping:
+                    work()
+                del work  # or all it worked on stays alive until the next one comes
+
+        self._threads = [
+            Thread(target=serve, name=f"sscd-vec-{name}_{index}", daemon=True)
+            for index in range(number)
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+            for _ in self._threads:
+                _value(begun.get())
+        except BaseException:  # also Ctrl-C: nobody would ever end these threads
+            self.stop()
+            raise
+
+    def __len__(self) -> int:
+        """Return the number of threads."""
+        return len(self._threads)
+
+    def submit(self, work: Callable[[], T]) -> Callable[[], T]:
+        """Have ``work`` done by a thread; what is returned waits for its result, once."""
+        answer: SimpleQueue[_Result[T]] = SimpleQueue()
+        self._work.put(lambda: answer.put(_attempt(work)))
+        return lambda: _value(answer.get())
+
+    def stop(self) -> None:
+        """Let the threads end when all they were given is done, without waiting for them."""
+        for _ in self._threads:
+            self._work.put(None)
+
+    def join(self) -> None:
+        """Wait until the threads have ended."""
+        for thread in self._threads:
+            thread.join()
+
+    def close(self) -> None:
+        """Drop what has not begun, which nobody may wait for any more; wait for what has."""
+        self._dropping = True
+        self.stop()
+        self.join()
+
+
+def _attempt(work: Callable[[], T]) -> _Result[T]:
+    try:
+        return (work(),)
+    except BaseException as error:  # handed to the thread that waits
+        return error
+
+
+def _value(result: _Result[T]) -> T:
+    if isinstance(result, BaseException):
+        raise result
+    return result[0]
+
+
 def _prepare_all(
     inputs: Iterable[ImageInput], prepare: Prepare, num_workers: int, ahead: int
-) -> Generator[_Prepared, None, None]:
+) -> Generator[_Item, None, None]:
     """Decode in threads, at most ``ahead`` inputs before the one that is asked for."""
 
-    def attempt(position: int, source: ImageInput, name: str) -> _Prepared:
+    def attempt(position: int, source: ImageInput, name: str) -> _Item:
         try:
-            return _Prepared(position, name, prepare(source, name))
+            return _Item(position, name, prepare(source, name))
         except ImageError as error:
-            return _Prepared(position, name, error)
+            return _Item(position, name, error)
 
     if num_workers == 0:
         for position, source in enumerate(inputs):
-            yield attempt(position, source, describe(source, position))
+            yield attempt(position, source, input_name(source, position))
         return
     decoders = Workers(num_workers, "decode")
-    pending: deque[_Prepared | Callable[[], _Prepared]] = deque()
+    pending: deque[_Item | Callable[[], _Item]] = deque()
 
-    def first() -> _Prepared:
+    def first() -> _Item:
         item = pending.popleft()
-        return item if isinstance(item, _Prepared) else item()
+        return item if isinstance(item, _Item) else item()
 
     try:
         for position, source in enumerate(inputs):
-            work = partial(attempt, position, source, describe(source, position))
-            if isinstance(source, np.ndarray | Tensor) or hasattr(source, "read"):
+            work = partial(attempt, position, source, input_name(source, position))
+            if isinstance(source, np.ndarray | Tensor) or is_open_file(source):
                 # A generator may reuse its buffer for the next frame, and a file has one position:
                 # these are taken before the next input is pulled.
                 pending.append(work())
@@ -180,12 +276,12 @@ def _prepare_all(
         decoders.close()
 
 
-def _by_shape(prepared: Iterable[_Prepared], batch_size: int) -> Iterator[list[_Prepared]]:
+def _by_shape(prepared: Iterable[_Item], batch_size: int) -> Iterator[list[_Item]]:
     """Group images of one shape; errors pass at once, in a group of their own."""
-    buckets: dict[tuple[int, ...], list[_Prepared]] = {}  # oldest first: dicts keep their order
+    buckets: dict[tuple[int, ...], list[_Item]] = {}  # oldest first: dicts keep their order
     held_bytes = 0
 
-    def flush(shape: tuple[int, ...]) -> list[_Prepared]:
+    def flush(shape: tuple[int, ...]) -> list[_Item]:
         nonlocal held_bytes
         group = buckets.pop(shape)
         held_bytes -= sum(one.result.nbytes for one in group if isinstance(one.result, Tensor))
@@ -195,10 +291,10 @@ def _by_shape(prepared: Iterable[_Prepared], batch_size: int) -> Iterator[list[_
         if isinstance(item.result, ImageError):
             yield [item]
         else:
-            shape = tuple(item.result.shape)
+            height, width, _ = shape = tuple(item.result.shape)
             buckets.setdefault(shape, []).append(item)
             held_bytes += item.result.nbytes
-            if len(buckets[shape]) == batch_size:
+            if len(buckets[shape]) >= min(batch_size, _BATCH_PIXELS // (height * width)):
                 yield flush(shape)
         # A rare shape must not hold back everything behind it, however small its bucket is.
         oldest_allowed = item.position - _HELD_BATCHES * batch_size
@@ -210,26 +306,30 @@ def _by_shape(prepared: Iterable[_Prepared], batch_size: int) -> Iterator[list[_
     yield from buckets.values()
 
 
-def _outcomes(group: list[_Prepared], describe_batch: Describe) -> Iterator[Outcome]:
+def _described(group: list[_Item], backend: Backend) -> Iterator[_Item]:
+    """Descriptors of a group of images; a group that is an error passes as it is."""
     images = [item.result for item in group if isinstance(item.result, Tensor)]
-    if len(images) < len(group):
-        for item in group:
-            if isinstance(item.result, ImageError):
-                yield Outcome(item.position, item.name, item.result)
+    if not images:
+        yield from group
         return
-    for item, descriptor in zip(group, describe_batch(torch.stack(images)), strict=True):
-        yield Outcome(item.position, item.name, descriptor)
+    for item, descriptor in zip(group, backend(torch.stack(images)), strict=True):
+        yield _Item(item.position, item.name, descriptor)
 
 
-def _encoded(group: list[Outcome], dim: int) -> Encoded:
-    kept = [outcome for outcome in group if not isinstance(outcome.result, ImageError)]
+def _encoded(chunk: list[_Item], dim: int) -> Encoded:
+    kept = [item for item in chunk if not isinstance(item.result, ImageError)]
     return Encoded(
-        np.array([outcome.result for outcome in kept], np.float32).reshape(len(kept), dim),
-        np.array([outcome.position for outcome in kept], np.int64),
-        tuple(outcome.name for outcome in kept),
+        np.array([item.result for item in kept], np.float32).reshape(len(kept), dim),
+        np.array([item.position for item in kept], np.int64),
+        tuple(item.name for item in kept),
         tuple(
-            Skipped(outcome.position, outcome.name, outcome.result.reason)
-            for outcome in group
-            if isinstance(outcome.result, ImageError)
+            Skipped(item.position, item.name, item.result.reason)
+            for item in chunk
+            if isinstance(item.result, ImageError)
         ),
     )
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

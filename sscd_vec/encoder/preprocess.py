@@ -1,8 +1,10 @@
-"""Pixels to model input: resize, scale to [0, 1], normalize.
+"""An image to model input: load, resize, scale to [0, 1], normalize.
 
 x = (resize(pixels) / 255 - mean) / std, resized bilinearly with antialiasing, on eight bits like
 the images the models were trained on.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,7 +12,31 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.images import Pixels
+from sscd_vec.encoder.images import ImageInput, Pixels, load_pixels
+
+
+def prepare(
+    source: ImageInput,
+    name: str,
+    config: EncoderConfig,
+    *,
+    exact: bool = False,
+    load: Callable[..., Pixels] = load_pixels,
+) -> Tensor:
+    """Load an image and resize it to the model's size: uint8 ``(h, w, 3)``.
+
+    Args:
+        source: The image.
+        name: What to call it in an error.
+        config: Names the size.
+        exact: Decode every pixel of a JPEG that will be resized to a fraction.
+        load: ``load_pixels``, or another that does the same elsewhere.
+
+    Raises:
+        ImageError: It is not a usable image.
+    """
+    reduce_to = None if exact else (lambda height, width: target_size(height, width, config))
+    return resize(load(source, name=name, reduce_to=reduce_to), config)
 
 
 def target_size(height: int, width: int, config: EncoderConfig) -> tuple[int, int]:
@@ -41,24 +67,26 @@ def resize(pixels: Pixels, config: EncoderConfig) -> Tensor:
 
 
 def normalize(images: Tensor, config: EncoderConfig) -> Tensor:
-    """Turn uint8 ``(n, h, w, 3)`` into the model's input: float32 ``(n, 3, h, w)``, channels_last.
+    """Turn images into the model's input: float32 ``(n, 3, h, w)``, channels_last.
 
-    ``x / (255·std) - mean / std``
+    ``x·scale + shift`` with ``scale = 1 / (white·std)`` and ``shift = -mean / std``
+
+    Args:
+        images: uint8 ``(n, h, w, 3)`` (white is 255), or float ``(n, 3, h, w)`` (white is 1).
+        config: Names mean and std.
     """
-    n, height, width, _ = images.shape
+    white = 255 if images.dtype == torch.uint8 else 1
     mean, std = torch.tensor(config.mean), torch.tensor(config.std)
+    scale, shift = (1 / (white * std)).to(images.device), (-mean / std).to(images.device)
+    if white == 1:
+        normal = torch.addcmul(shift[:, None, None], images.float(), scale[:, None, None])
+        return normal.contiguous(memory_format=torch.channels_last)
+    n, height, width, _ = images.shape
     # One value per channel, repeated along a row: the inner loop is a row long, not three values.
-    scale = (1 / (255 * std)).repeat(width).to(images.device)
-    shift = (-mean / std).repeat(width).to(images.device)
-    rows = torch.addcmul(shift, images.reshape(n, height, 3 * width).float(), scale)
+    rows = torch.addcmul(
+        shift.repeat(width), images.reshape(n, height, 3 * width).float(), scale.repeat(width)
+    )
     return rows.view(n, height, width, 3).permute(0, 3, 1, 2)
-
-
-def split_pixels(images: Tensor, most: int, least_parts: int = 1) -> tuple[Tensor, ...]:
-    """Cut a batch of either layout into even parts of at most ``most`` pixels, or one image."""
-    pixels = images[:1].numel() // 3
-    parts = min(len(images), max(least_parts, -(-len(images) * pixels // most)))
-    return torch.chunk(images, max(1, parts))
 
 
 def preprocess(pixels: Pixels, config: EncoderConfig) -> Tensor:

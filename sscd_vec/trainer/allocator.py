@@ -12,7 +12,7 @@ import ctypes
 import platform
 from collections.abc import Iterator
 
-from sscd_vec.encoder.memory import return_freed_memory
+from sscd_vec.encoder.backends.native import return_freed_memory
 
 # Names and defaults of mallopt(3).
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4

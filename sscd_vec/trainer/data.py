@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from sscd_vec.encoder.images import EXTENSIONS
+from sscd_vec.files import IMAGE_EXTENSIONS as EXTENSIONS
 
 COMPRESSED_TAR_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 

@@ -10,9 +10,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from sscd_vec.encoder.backends import require_bfloat16
 from sscd_vec.encoder.checkpoint import write_pretrained
 from sscd_vec.encoder.model import SSCDModel
-from sscd_vec.encoder.precision import require_bfloat16
 from sscd_vec.trainer.average import AverageWeights
 from sscd_vec.trainer.config import TrainConfig
 from sscd_vec.trainer.distributed import Ranks, synchronize_batch_norm

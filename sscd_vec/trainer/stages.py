@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (the field's name for it)
 
 from sscd_vec.encoder.backends.fold import can_fuse, fold_batch_norms, fuse_convolutions
-from sscd_vec.encoder.efficientnet_lite import EfficientNetLite
 from sscd_vec.encoder.model import SSCDModel, pooled_dim
-from sscd_vec.encoder.trunks import ResNetTrunk
+from sscd_vec.encoder.trunks import EfficientNetLite, ResNetTrunk
 
 RESNET_STEM = 4  # conv1, bn1, relu, maxpool
 FUSED_IMAGES = 16  # frozen stages on a CPU: few enough for the caches

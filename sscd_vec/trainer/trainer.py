@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from sscd_vec.encoder.memory import return_freed_memory
+from sscd_vec.encoder.backends.native import return_freed_memory
 from sscd_vec.trainer.allocator import freed_memory_kept
 from sscd_vec.trainer.batches import Batches
 from sscd_vec.trainer.checkpoint import Checkpoints, only_run, write_json

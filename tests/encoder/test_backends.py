@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, backends, build_model, precision
+from sscd_vec.encoder import Encoder, EncoderConfig, SSCDModel, backends, build_model
+from sscd_vec.encoder.backends import Bfloat16Error, bfloat16_problem
+from sscd_vec.encoder.backends.exported import pieces
 from sscd_vec.encoder.backends.fold import fold_batch_norms, fuse_convolutions, inference_copy
 from sscd_vec.encoder.backends.native import TorchBackend
-from sscd_vec.encoder.backends.openvino import pieces
-from sscd_vec.encoder.precision import Bfloat16Error, bfloat16_problem
+from sscd_vec.encoder.preprocess import normalize
 
 CPU = torch.device("cpu")
 
@@ -40,7 +41,21 @@ def model() -> SSCDModel:
 
 
 def images(*shape: int) -> torch.Tensor:
+    """Noise as normalized input ``(n, 3, h, w)``."""
     return torch.randn(shape[0], 3, *shape[1:], generator=torch.Generator().manual_seed(1))
+
+
+def pixels(*shape: int, seed: int = 1) -> torch.Tensor:
+    """Noise as uint8 ``(n, h, w, 3)``, what a backend takes."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (*shape, 3), generator=generator, dtype=torch.uint8)
+
+
+@torch.inference_mode()
+def plain(model: SSCDModel, batch: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """What the model itself gives."""
+    descriptors: torch.Tensor = model(normalize(batch, model.config))
+    return descriptors.numpy()
 
 
 @pytest.mark.parametrize(
@@ -51,19 +66,16 @@ def test_torch_backend_equals_the_model(trunk: str) -> None:
     model = make_model(trunk)
     backend = TorchBackend(model, CPU, "float32")
     for shape in ((2, 96, 128), (1, 160, 96)):
-        x = images(*shape)
-        with torch.inference_mode():
-            wanted = model(x)
-        torch.testing.assert_close(backend(x), wanted, atol=1e-6, rtol=0)
+        batch = pixels(*shape)
+        np.testing.assert_allclose(backend(batch), plain(model, batch), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("changes", [{"head": "mlp"}, {"features": "trunk"}, {"gem_p": 1.0}])
 def test_heads_and_pooling(changes: dict[str, Any]) -> None:
     model = make_model(**changes)
-    with torch.inference_mode():
-        wanted = model(images(2, 64, 64))
-    result = TorchBackend(model, CPU, "float32")(images(2, 64, 64))
-    torch.testing.assert_close(result, wanted, atol=1e-6, rtol=0)
+    batch = pixels(2, 64, 64)
+    result = TorchBackend(model, CPU, "float32")(batch)
+    np.testing.assert_allclose(result, plain(model, batch), atol=1e-6, rtol=0)
 
 
 def test_folding_leaves_no_batch_norm_and_the_original_alone(model: SSCDModel) -> None:
@@ -121,12 +133,12 @@ def test_a_callers_autocast_changes_nothing(model: SSCDModel) -> None:
 @pytest.mark.parametrize("name", ["torch", "openvino", "onnx"])
 def test_threads_may_share_a_backend(model: SSCDModel, name: backends.BackendName) -> None:
     run = backends.open_backend(name, model, CPU, "float32")
-    batches = [images(count, 64, 64) + count for count in (1, 2, 3, 5)]
+    batches = [pixels(count, 64, 64, seed=count) for count in (1, 2, 3, 5)]
     wanted = [run(batch) for batch in batches]
     with ThreadPoolExecutor(4) as callers:
         found = list(callers.map(run, batches * 10))
     for got, expected in zip(found, wanted * 10, strict=True):
-        torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
+        np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["openvino", "onnx"])
@@ -210,7 +222,7 @@ def test_a_killed_probe_is_an_error_not_a_dead_process(
     model: SSCDModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dies = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
-    monkeypatch.setitem(precision._PROBES, "torch", dies)
+    monkeypatch.setitem(backends._PROBES, "torch", dies)
     bfloat16_problem.cache_clear()
     try:
         with pytest.raises(Bfloat16Error, match=r"killed by SIGILL.*precision='float32'"):
@@ -220,10 +232,10 @@ def test_a_killed_probe_is_an_error_not_a_dead_process(
 
 
 def test_probe_reports_failures_and_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert precision._try("pass") is None
-    assert "no such thing" in str(precision._try("raise ValueError('no such thing')"))
+    assert backends._try("pass") is None
+    assert "no such thing" in str(backends._try("raise ValueError('no such thing')"))
     calls: list[str] = []
-    monkeypatch.setattr(precision, "_try", lambda code: calls.append(code))
+    monkeypatch.setattr(backends, "_try", lambda code: calls.append(code))
     bfloat16_problem.cache_clear()
     try:
         assert bfloat16_problem() is None and bfloat16_problem() is None

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from sscd_vec.encoder.checkpoint import (
-    CheckpointError,
     load_model,
     read_checkpoint,
     write_pretrained,
 )
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.fingerprint import fingerprint
-from sscd_vec.encoder.model import build_model
-from sscd_vec.encoder.vit import VITS
+from sscd_vec.encoder.model import build_model, fingerprint
+from sscd_vec.encoder.torchvision_trunks import VITS
+from sscd_vec.models import CheckpointError
 from tests.encoder.original_modules import ClassySSCD, DinoViT, TorchvisionSSCD, randomized
 
 State = dict[str, Tensor]
@@ -339,14 +338,14 @@ def test_bad_tensors_are_named_as_the_file_names_them(
 
 
 def test_missing_classy_tensors_are_named_in_classy() -> None:
-    from sscd_vec.encoder.translate import translate
+    from sscd_vec.encoder.layouts import recognize
 
     with torch.device("meta"):
         state = ClassySSCD((3, 4, 6, 3), groups=1, width=64, dim=8).state_dict()
     for name in ("backbone.blocks.2.block2-5.bn.weight", "backbone.initial_block._module.1.bias"):
         partial = {key: tensor for key, tensor in state.items() if key != name}
         with pytest.raises(CheckpointError, match=f"missing: {name}$"):
-            translate(partial)
+            recognize(partial)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from sscd_vec.encoder.checkpoint import CheckpointError, read_checkpoint
-from sscd_vec.encoder.torchscript import read_torchscript
+from sscd_vec.encoder.archives import read_torchscript
+from sscd_vec.encoder.checkpoint import read_checkpoint
+from sscd_vec.models import CheckpointError
 
 jit: Any = torch.jit  # has no type annotations
 
@@ -95,7 +96,7 @@ def test_the_attack_would_have_worked(tmp_path: Path) -> None:
         "torch._utils\n_rebuild_tensor_v2.__globals__",
         "torch\nload",
         "torch.jit._pickle\nos",
-        "sscd_vec.encoder.torchscript\npickle",
+        "sscd_vec.encoder.archives\npickle",
         "__torch__x\nModule",
     ],
 )

@@ -16,7 +16,7 @@ from PIL import Image
 
 from sscd_vec.encoder import Encoder, EncoderConfig, build_model, pipeline
 from sscd_vec.encoder.images import ImageError, ImageInput
-from sscd_vec.encoder.progress import progress_bar
+from sscd_vec.progress import progress_bar
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,14 @@ class Numbers:
         numbers = digits[:, 0] * 65536 + digits[:, 1] * 256 + digits[:, 2]
         return numbers[:, None].float().numpy()
 
-    def run(self, count: int, workers: int, batch_size: int = 4) -> Iterator[pipeline.Outcome]:
-        return pipeline.run(
+    def run(self, count: int, workers: int, batch_size: int = 4) -> Iterator[pipeline.Encoded]:
+        """One input per part."""
+        return pipeline.describe(
             self.inputs(count),
-            prepare=self.prepare,
-            describe_batch=self.describe,
-            batch_size=batch_size,
-            num_workers=workers,
-            stop_at_error=False,
+            self.describe,
+            self.prepare,
+            1,
+            pipeline.Options(batch_size, workers, 1, "skip", "fast"),
         )
 
 
@@ -71,14 +71,15 @@ class Numbers:
 @pytest.mark.parametrize("shapes", [1, 3, 50])
 def test_every_input_has_its_own_outcome_in_order(workers: int, shapes: int) -> None:
     numbers = Numbers(shapes)
-    outcomes = list(numbers.run(203, workers))
-    assert [outcome.position for outcome in outcomes] == list(range(203))
-    for outcome in outcomes:
-        if outcome.position % 10 == 7:
-            assert isinstance(outcome.result, ImageError) and outcome.result.reason == "a seven"
+    parts = list(numbers.run(203, workers))
+    assert len(parts) == 203
+    for position, part in enumerate(parts):
+        if position % 10 == 7:
+            (skipped,) = part.skipped
+            assert (skipped.position, skipped.reason) == (position, "a seven") and not len(part)
         else:
-            assert not isinstance(outcome.result, ImageError)
-            assert outcome.result.tolist() == [outcome.position]
+            assert part.positions.tolist() == [position] and not part.skipped
+            assert part.descriptors.tolist() == [[position]]
     assert max(numbers.batches) <= 4
 
 
@@ -95,8 +96,8 @@ def test_batches_do_not_depend_on_threads() -> None:
 def test_only_a_bounded_number_of_inputs_is_pulled_ahead(shapes: int) -> None:
     numbers = Numbers(shapes)
     ahead = 0
-    for outcome in numbers.run(2000, workers=2, batch_size=4):
-        ahead = max(ahead, numbers.pulled - outcome.position)
+    for position, _ in enumerate(numbers.run(2000, workers=2, batch_size=4)):
+        ahead = max(ahead, numbers.pulled - position)
     assert numbers.pulled == 2000
     # Waiting (16 batches), decoding ahead (2 batches) and the batch at hand.
     assert ahead <= (16 + 2 + 1) * 4
@@ -111,7 +112,7 @@ def test_a_rare_shape_does_not_hold_back_the_rest() -> None:
 
     numbers.prepare = first_is_odd  # type: ignore[method-assign]
     first = next(numbers.run(1000, workers=0))
-    assert first.position == 0 and numbers.pulled < 80
+    assert first.positions.tolist() == [0] and numbers.pulled < 80
 
 
 def test_waiting_images_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +121,17 @@ def test_waiting_images_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
     wide = iter(numbers.run(60, workers=0, batch_size=32))
     next(wide)
     assert numbers.pulled < 30  # the widest image is 372 bytes
+
+
+def test_batches_are_bounded_in_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_BATCH_PIXELS", 12)  # an image has 2 × 2
+    numbers = Numbers(1)
+    list(numbers.run(30, workers=0, batch_size=8))
+    assert max(numbers.batches) == 3
+    monkeypatch.setattr(pipeline, "_BATCH_PIXELS", 1)  # one image always goes
+    numbers = Numbers(1)
+    assert len(list(numbers.run(30, workers=0, batch_size=8))) == 30
+    assert set(numbers.batches) == {1}
 
 
 def test_stream_yields_parts_in_order(encoder: Encoder) -> None:
@@ -226,6 +238,6 @@ def test_progress_is_shown_only_where_somebody_watches(
 
 
 def test_progress_of_unknown_length(capsys: pytest.CaptureFixture[str]) -> None:
-    with progress_bar("walking", None, True) as advance:
-        advance(2)
+    with progress_bar("walking", None, True) as bar:
+        bar.advance(2)
     assert "2/?" in capsys.readouterr().err

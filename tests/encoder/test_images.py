@@ -1,5 +1,6 @@
 import io
 import struct
+import tarfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,12 @@ from PIL import Image, features
 from sscd_vec.encoder.images import (
     ImageError,
     ImageInput,
-    describe,
+    images_of,
+    input_name,
     is_image_input,
     load_pixels,
-    walk_images,
 )
+from sscd_vec.files import Unreadable, find_images
 
 
 def gradient(height: int = 40, width: int = 60) -> NDArray[np.uint8]:
@@ -273,8 +275,8 @@ def test_errors_name_the_input(tmp_path: Path) -> None:
     assert error.name == str(path) and str(error) == f"{path}: {error.reason}"
     with path.open("rb") as file:
         assert error_of(file).name == str(path)
-    assert describe(b"", 4) == "bytes at position 4"
-    assert describe(Image.new("L", (2, 2)), 0) == "PIL image at position 0"
+    assert input_name(b"", 4) == "bytes at position 4"
+    assert input_name(Image.new("L", (2, 2)), 0) == "PIL image at position 0"
 
 
 def test_a_given_pil_image_is_left_as_it_was(tmp_path: Path) -> None:
@@ -285,15 +287,49 @@ def test_a_given_pil_image_is_left_as_it_was(tmp_path: Path) -> None:
         assert image.size == (600, 400)
 
 
-def test_walk_is_sorted_recursive_and_by_extension(tmp_path: Path) -> None:
-    for name in ("b.JPG", "a.png", "note.txt", "sub/c.webp", "sub/deeper/d.jpeg", "a/z.gif"):
+def test_a_folder_stands_for_the_images_that_indexing_finds(tmp_path: Path) -> None:
+    for name in ("b.JPG", "a.png", "sub/c.webp", ".hidden.png", "no-ending", "note.txt"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    found = [path.relative_to(tmp_path).as_posix() for path in walk_images(tmp_path)]
-    assert found == ["a.png", "b.JPG", "a/z.gif", "sub/c.webp", "sub/deeper/d.jpeg"]
-    with pytest.raises(NotADirectoryError):
-        next(walk_images(tmp_path / "a.png"))
+        path.write_bytes(encoded(Image.fromarray(gradient()), "PNG"))
+    with tarfile.open(tmp_path / "more.tar", "w") as tar:
+        tar.add(tmp_path / "a.png", "inside.png")
+    (tmp_path / "empty.jpg").touch()
+    unreadable: list[Unreadable] = []
+    found = find_images(tmp_path, unreadable.append)
+    assert [one.path.name for one in unreadable] == ["empty.jpg"]
+    items, count = images_of(tmp_path)
+    names = [input_name(one) for one in items]
+    assert count == len(names) == 6
+    assert names == [str(tmp_path / "empty.jpg"), *(one.id for one in found)]
+    assert names[-1].endswith("c.webp") and str(tmp_path / "more.tar/inside.png") in names
+
+
+def test_tars_and_lists_stand_for_their_images(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded(Image.fromarray(gradient()), "PNG"))
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        tar.add(path, "one.png")
+        tar.add(path, "two.png")
+    (tmp_path / "list.txt").write_text("# mine\na.png\n")
+    for place, count in ((tmp_path / "shard.tar", 2), (str(tmp_path / "list.txt"), 1)):
+        items, known = images_of(place)
+        assert known == count
+        for one in items:
+            np.testing.assert_array_equal(load_pixels(one), gradient())
+    with pytest.raises(ValueError, match="compressed.*repack it as a plain .tar"):
+        (tmp_path / "shard.tar.gz").touch()
+        images_of(tmp_path / "shard.tar.gz")
+
+
+def test_a_found_image_is_an_input(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded(Image.fromarray(gradient()), "PNG"))
+    (found,) = find_images(path)
+    np.testing.assert_array_equal(load_pixels(found), gradient())
+    path.unlink()
+    with pytest.raises(ImageError, match=f"{path}: no such file"):
+        load_pixels(found)
 
 
 def test_one_image_is_told_from_many() -> None:

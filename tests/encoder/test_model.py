@@ -9,13 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import models
 
-from sscd_vec.encoder import torchvision_trunk
+from sscd_vec.encoder import torchvision_trunks
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.efficientnet_lite import VARIANTS, EfficientNetLite, InvertedResidual
 from sscd_vec.encoder.model import SSCDModel, build_model
-from sscd_vec.encoder.torchvision_trunk import torchvision_names
-from sscd_vec.encoder.trunks import build_trunk, trunk_names
-from sscd_vec.encoder.vit import VITS, ViTTrunk
+from sscd_vec.encoder.torchvision_trunks import VITS, ViTTrunk, torchvision_names
+from sscd_vec.encoder.trunks import (
+    LITES,
+    EfficientNetLite,
+    InvertedResidual,
+    build_trunk,
+    trunk_names,
+)
 from tests.encoder.original_modules import randomized
 
 
@@ -219,7 +223,7 @@ def test_a_torchvision_trunk_trains_switches_modes_and_copies() -> None:
 def test_a_network_without_a_map_of_any_size_is_refused(
     network: nn.Module, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torchvision_trunk, "_network", lambda name: network.to("meta"))
+    monkeypatch.setattr(torchvision_trunks, "_network", lambda name: network.to("meta"))
     with pytest.raises(ValueError, match=f"maxvit_t cannot be a trunk: .*{reason}"):
         build_trunk("maxvit_t")
 
@@ -253,7 +257,7 @@ def test_efficientnet_lite_sizes(name: str, blocks: int, parameters: int) -> Non
     for layer in trunk.modules():
         if isinstance(layer, nn.BatchNorm2d):
             assert (layer.eps, layer.momentum) == (1e-3, 0.01)
-    assert len(VARIANTS) == 5
+    assert len(LITES) == 5
 
 
 @torch.no_grad()

@@ -7,13 +7,7 @@ from PIL import Image
 from torchvision import transforms
 
 from sscd_vec.encoder.config import EncoderConfig
-from sscd_vec.encoder.preprocess import (
-    normalize,
-    preprocess,
-    resize,
-    split_pixels,
-    target_size,
-)
+from sscd_vec.encoder.preprocess import normalize, preprocess, resize, target_size
 
 
 def noise(height: int, width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
@@ -83,10 +77,9 @@ def test_normalize_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize("layout", [(4, 6, 3), (3, 4, 6)])
-def test_batches_are_cut_evenly_by_pixels(layout: tuple[int, int, int]) -> None:
-    batch = torch.arange(10).reshape(10, 1, 1, 1).expand(10, *layout)
-    assert [len(part) for part in split_pixels(batch, 1000)] == [10]
-    assert [len(part) for part in split_pixels(batch, 24 * 4)] == [4, 4, 2]
-    assert [len(part) for part in split_pixels(batch, 5)] == [1] * 10
-    assert torch.equal(torch.cat(split_pixels(batch, 50)), batch)
+def test_floats_and_bytes_are_normalized_alike() -> None:
+    config = EncoderConfig()
+    pixels = torch.from_numpy(noise(12, 20))[None]
+    x = normalize(pixels.permute(0, 3, 1, 2) / 255, config)
+    torch.testing.assert_close(x, normalize(pixels, config), atol=1e-5, rtol=0)
+    assert x.is_contiguous(memory_format=torch.channels_last)

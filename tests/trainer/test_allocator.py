@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import torch
-from sscd_vec.encoder.memory import return_freed_memory
+from sscd_vec.encoder.backends.native import return_freed_memory
 from sscd_vec.trainer.allocator import freed_memory_kept
 
 def resident():

@@ -13,11 +13,11 @@ from PIL import Image
 from sscd_vec import Encoder, models
 from sscd_vec.cli.console import SOME_UNREADABLE
 from sscd_vec.cli.train import train
-from sscd_vec.encoder import precision as precision_room
+from sscd_vec.encoder import backends
+from sscd_vec.encoder.backends import Bfloat16Error, bfloat16_problem
 from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.model import SSCDModel, build_model
-from sscd_vec.encoder.precision import Bfloat16Error, bfloat16_problem
 from sscd_vec.plots import training_report
 from sscd_vec.trainer import TrainConfig, Trainer, TrainingDiverged
 from sscd_vec.trainer import validation as validation_room
@@ -223,7 +223,7 @@ def test_bfloat16_trains_as_float32_does() -> None:
 
 
 def test_bfloat16_is_refused_where_the_probe_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision_room, "bfloat16_problem", lambda backend: "killed by SIGILL")
+    monkeypatch.setattr(backends, "bfloat16_problem", lambda backend: "killed by SIGILL")
     with pytest.raises(Bfloat16Error, match="killed by SIGILL.*float32"):
         fresh_run(precision="bfloat16")
 

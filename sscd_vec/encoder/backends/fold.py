@@ -33,6 +33,17 @@ def inference_copy(model: SSCDModel) -> SSCDModel:
     return folded
 
 
+def fastest_copy(model: SSCDModel, device: torch.device, dtype: torch.dtype) -> SSCDModel:
+    """Return a folded copy on ``device``, its trunk in ``dtype``: fused on a CPU in float32."""
+    folded = inference_copy(model).to(device)
+    fusable = device.type == "cpu" and dtype is torch.float32 and can_fuse()
+    if fusable and isinstance(folded.trunk, fx.GraphModule):
+        folded.trunk = fuse_convolutions(folded.trunk)
+    else:
+        folded.trunk = folded.trunk.to(dtype).to(memory_format=torch.channels_last)
+    return folded
+
+
 def fold_batch_norms(trunk: nn.Module) -> fx.GraphModule:
     """Fold every batch norm that directly follows a convolution used nowhere else, in place.
 
