@@ -6,7 +6,7 @@ Scenarios (each round has its own file or collection):
 - ``client``: the process that adds to a real Milvus server is killed; the server goes on.
 - ``server``: the Milvus server is killed and started again; the client must finish its load.
 
-A vector counts as acknowledged when ``add`` returned on Milvus, when ``save`` returned on FAISS.
+A vector counts as acknowledged when ``add`` returned on Milvus, when ``commit`` returned on FAISS.
 
     python benchmarks faults/kill --rounds 20 --rows 50000
 """
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 import results
 from faults.milvus_server import MilvusProcess
 from sscd_vec.adapters.faiss import FaissIndex
+from sscd_vec.adapters.index import Index
 from sscd_vec.adapters.milvus import MilvusCollection
 from sscd_vec.normalize import Normalizer
 
@@ -63,12 +64,12 @@ class Load:
         """One per row."""
         return [f"row-{i:06d}" for i in range(self.rows)]
 
-    def open(self) -> FaissIndex | MilvusCollection:
+    def open(self) -> Index:
         """The index as it is now."""
         rules = Normalizer.identity(DIM)
         if self.scenario == "faiss":
             path = Path(self.place) / "index.faiss"
-            return FaissIndex.open(path, rules) if path.exists() else FaissIndex(rules)
+            return FaissIndex.open(path, rules) if path.exists() else FaissIndex(rules, path=path)
         return MilvusCollection(self.place, self.name, rules, retry_for=300)
 
     def run(self) -> Iterator[int]:
@@ -81,10 +82,9 @@ class Load:
             if isinstance(index, MilvusCollection):
                 yield end
             elif n % SAVE_EVERY == 0 or end == self.rows:
-                index.save(Path(self.place) / "index.faiss")
+                index.commit()
                 yield end
-        if isinstance(index, MilvusCollection):
-            index.close()
+        index.close()
 
 
 def run_round(load: Load, acks: Path, server: MilvusProcess | None) -> Round:
@@ -123,7 +123,7 @@ def run_round(load: Load, acks: Path, server: MilvusProcess | None) -> Round:
 def verify(load: Load, acknowledged: int) -> dict[str, int]:
     """Look for the acknowledged rows and for doubled ones; then add over the edge once more."""
     index, ids, descriptors = load.open(), load.ids(), load.descriptors()
-    present = _present(index, ids)
+    present = index.present(ids)
     missing = [i for i in range(acknowledged) if ids[i] not in present]
     if missing:
         raise AssertionError(f"{load}: {len(missing)} acknowledged rows are gone: {missing[:5]}")
@@ -145,12 +145,6 @@ def verify(load: Load, acknowledged: int) -> dict[str, int]:
         index.drop()
         index.close()
     return {"found": len(present)}
-
-
-def _present(index: FaissIndex | MilvusCollection, ids: list[str]) -> set[str]:
-    if isinstance(index, FaissIndex):
-        return {i for i in ids if i in index}
-    return index.present(ids)
 
 
 def _wait_for(acks: Path, target: int, child: subprocess.Popen[bytes]) -> None:

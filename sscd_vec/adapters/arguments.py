@@ -1,9 +1,10 @@
 """What callers hand to an index: checked once, the same way for every backend.
 
-Ids are all ``str`` or all ``int``. An id twice in one ``add``: the last row wins, as if the rows
-had been added one by one. Metadata is one JSON object (or None) per row.
+Ids are all ``str`` or all ``int``. Of an id repeated in one ``add`` the last row wins, as if the
+rows had been added one by one. Metadata is one JSON object (or None) per row.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -12,12 +13,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.normalize import FingerprintMismatch, Normalizer
-from sscd_vec.normalize.descriptors import BATCH_ROWS
 
 Id = str | int
 Ids = Sequence[str] | Sequence[int] | NDArray[Any]
 IdType = Literal["str", "int"]
 Batch = tuple[Ids, ArrayLike] | tuple[Ids, ArrayLike, Sequence[Metadata | None] | None]
+
+Float32 = NDArray[np.float32]
+Threshold = float | Literal["calibrated"]
 
 INT64 = np.iinfo(np.int64)
 LONGEST_ID = 65_535  # bytes: what a Milvus VARCHAR can hold at most
@@ -38,6 +41,18 @@ class Rows(NamedTuple):
     metadata: list[Metadata | None] | None
 
 
+class Wanted(NamedTuple):
+    """What a search asks for besides vectors.
+
+    Attributes:
+        filter: Expression over metadata; empty for none.
+        metadata: Whether to return metadata.
+    """
+
+    filter: str = ""
+    metadata: bool = True
+
+
 def as_ids(ids: Ids | Id, wanted: IdType | None) -> tuple[list[Any], IdType | None]:
     """Return plain Python ids and their type.
 
@@ -47,7 +62,7 @@ def as_ids(ids: Ids | Id, wanted: IdType | None) -> tuple[list[Any], IdType | No
 
     Raises:
         TypeError: If ids are neither all ``str`` nor all ``int``, or not of the wanted type.
-        ValueError: If an id is empty, too long, no Unicode text, or not within int64.
+        ValueError: If an id is empty, too long, not Unicode text, or not within int64.
     """
     plain: list[Any]
     if isinstance(ids, np.ndarray) and ids.ndim == 0:
@@ -92,11 +107,11 @@ def require_id_length(ids: Sequence[str], limit: int) -> None:
         ValueError: Naming one such id.
     """
     try:
-        "".join(ids).encode()  # all at once: a call for each would take longer than the rest
+        "".join(ids).encode()  # all at once: one call per id would take longer than the rest
     except UnicodeEncodeError:
         raise ValueError(
             f"ids: expected Unicode text, got {next(i for i in ids if not _is_text(i))!r} (a file "
-            "name that is no UTF-8?); use os.fsencode(name).decode(errors='backslashreplace')"
+            "name that is not UTF-8?); use os.fsencode(name).decode(errors='backslashreplace')"
         ) from None
     longest = max(ids, key=len)
     if len(longest) * 4 <= limit:
@@ -160,12 +175,6 @@ def as_rows(
     return Rows(plain, array, rows), found
 
 
-def require_descriptors(rows: Rows, normalizer: Normalizer) -> None:
-    """Refuse rows that ``normalizer`` would refuse: all of them before the first is stored."""
-    for begin in range(0, len(rows.ids), BATCH_ROWS):
-        normalizer.check(rows.descriptors[begin : begin + BATCH_ROWS])
-
-
 def unpack(batches: Iterable[Batch]) -> Iterator[tuple[Ids, ArrayLike, Any]]:
     """``(ids, descriptors)`` or ``(ids, descriptors, metadata)`` batches as triples."""
     for batch in batches:
@@ -185,19 +194,6 @@ def _countable(ids: Ids) -> Ids:
     if isinstance(ids, str | int | np.integer):
         return [ids]
     return list(ids) if isinstance(ids, Iterator) else ids
-
-
-def resolve_threshold(threshold: float | Literal["calibrated"], normalizer: Normalizer) -> float:
-    """The score behind a threshold argument; ``"calibrated"`` asks the normalizer."""
-    if isinstance(threshold, str):
-        if threshold != "calibrated":
-            raise ValueError(
-                f"threshold: expected a number, None or 'calibrated', got {threshold!r}"
-            )
-        return normalizer.threshold("search")
-    if not isinstance(threshold, float | int | np.number) or not np.isfinite(threshold):
-        raise ValueError(f"threshold: expected a finite score or 'calibrated', got {threshold!r}")
-    return min(max(float(threshold), -LARGEST_THRESHOLD), LARGEST_THRESHOLD)
 
 
 def is_id(id: object) -> bool:
@@ -220,21 +216,27 @@ def check_fingerprint(stored: str, normalizer: Normalizer, where: str) -> None:
         )
 
 
-def as_k(k: int, what: str = "k") -> int:
-    """Check the number of neighbours asked for, or another number of things."""
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise ValueError(f"{what}: expected a positive integer, got {k!r}")
-    return int(k)
-
-
-def require_names(value: object) -> None:
-    """Refuse names that are no strings, at any depth: JSON would make strings of them, unasked.
-
-    For what JSON can hold: something that contains itself has no end.
+def to_json(metadata: Metadata) -> str:
+    """Metadata of one row as JSON.
 
     Raises:
-        TypeError: Showing the names next to one.
+        TypeError: If a name is not a string, or JSON cannot hold a value.
+        ValueError: If a number is not finite, or text is not Unicode.
     """
+    try:
+        text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()  # half a surrogate pair cannot be encoded: say so now, not when it is saved
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"metadata: expected what JSON can hold, got {metadata!r} ({error}); convert it first"
+        ) from error
+    _require_names(metadata)
+    return text
+
+
+def _require_names(value: object) -> None:
+    """Refuse names that are not strings, at any depth: JSON would turn them into strings."""
     if isinstance(value, dict):
         if not all(isinstance(name, str) for name in value):
             raise TypeError(f"metadata: expected names that are strings, got {list(value)}")
@@ -242,4 +244,10 @@ def require_names(value: object) -> None:
     if isinstance(value, list | tuple):
         for each in value:
             if isinstance(each, dict | list | tuple):
-                require_names(each)
+                _require_names(each)
+
+
+def padded(vectors: Float32, dim: int) -> Float32:
+    """Vectors with zeros appended up to ``dim``, which change no inner product or distance."""
+    missing = dim - vectors.shape[1]
+    return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors

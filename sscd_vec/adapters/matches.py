@@ -94,6 +94,16 @@ class Matches(Sequence[list[Match]]):
         """Only the matches that score at least ``threshold``."""
         return self.keep(self.scores >= threshold)
 
+    def take(self, queries: NDArray[np.int64]) -> "Matches":
+        """The matches of some queries, in this order."""
+        counts = self.counts[queries]
+        ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        rows = np.arange(ends[-1]) + np.repeat(self.offsets[queries] - ends[:-1], counts)
+        metadata = self.metadata
+        if metadata is not None:
+            metadata = [metadata[row] for row in rows.tolist()]
+        return Matches(self.ids[rows], self.scores[rows], ends, metadata, self.incomplete)
+
     def keep(self, rows: NDArray[np.bool_]) -> "Matches":
         """Only the rows where ``rows`` is true."""
         if rows.all():

@@ -1,10 +1,11 @@
 """SSCD for python-threatexchange: a signal type, its index, and the manifest its tools load.
 
-``tx config extensions add sscd_vec.adapters.threatexchange`` is all it takes, with the environment
-saying what to load (python-threatexchange hands classes around, not objects)::
+``tx config extensions add sscd_vec.adapters.threatexchange`` is all it takes. The environment may
+name others than the shipped model and normalizer (python-threatexchange hands classes around, not
+objects)::
 
-    SSCD_VEC_MODEL        name, file or folder for Encoder.from_pretrained; only hashing needs it
-    SSCD_VEC_NORMALIZER   a fitted and calibrated normalizer file
+    SSCD_VEC_MODEL        name, file or folder for Encoder.from_pretrained
+    SSCD_VEC_NORMALIZER   a fitted and calibrated normalizer file; by default the model's own
     SSCD_VEC_FACTORY      FAISS factory of indexes; "Flat" by default
 
 A signal is ``sscd:1:<encoder>:<normalizer>:<base64 of the float16 descriptor>``. Its two
@@ -39,7 +40,7 @@ from threatexchange.signal_type.index import (
 )
 
 from sscd_vec.adapters.faiss import FaissIndex
-from sscd_vec.adapters.sidecar import sidecar_path
+from sscd_vec.adapters.faiss.settings import sidecar_path
 from sscd_vec.encoder import Encoder
 from sscd_vec.normalize import Kind, Normalizer
 
@@ -56,7 +57,7 @@ _loading = threading.Lock()
 
 
 class SSCDSignal(signal_base.SimpleSignalType, signal_base.BytesHasher):
-    """Photos by their SSCD descriptors: survives crops, overlays, filters and recompression."""
+    """Images by their SSCD descriptors: survives crops, overlays, filters and recompression."""
 
     @classmethod
     def get_name(cls) -> str:
@@ -65,7 +66,7 @@ class SSCDSignal(signal_base.SimpleSignalType, signal_base.BytesHasher):
 
     @classmethod
     def get_content_types(cls) -> list[type[ContentType]]:
-        """Photos."""
+        """Photos, as python-threatexchange calls images."""
         return [PhotoContent]
 
     @classmethod
@@ -75,7 +76,7 @@ class SSCDSignal(signal_base.SimpleSignalType, signal_base.BytesHasher):
 
     @classmethod
     def hash_from_bytes(cls, bytes_: bytes) -> str:
-        """The signal of an encoded image, or ``""`` if it is no image that can be read."""
+        """The signal of an encoded image, or ``""`` if it is not an image that can be read."""
         found = encoder().encode([bytes_], on_error="skip", num_workers=0, show_progress=False)
         return to_signal(found.descriptors[0]) if len(found.descriptors) else ""
 
@@ -139,8 +140,8 @@ class SSCDIndex(SignalTypeIndex[T]):
     def query_all(self, queries: Sequence[str]) -> list[list[IndexMatch[T]]]:
         """Entries that match each of many signals: one search for all.
 
-        ``""``, which stands for a picture that could not be hashed, matches nothing: ``tx match``
-        asks for it, and would leave out all pictures that follow.
+        ``""``, which stands for an image that could not be hashed, matches nothing: ``tx match``
+        asks for it, and an error would leave out all images that follow.
         """
         found = self._index.range_search(from_signals(filter(None, queries)), "calibrated")
         rows = iter(found)
@@ -184,7 +185,7 @@ class SSCDIndex(SignalTypeIndex[T]):
             for part in (path, sidecar_path(path)):
                 with part.open("wb") as target:
                     _copy_exactly(fin, target, int.from_bytes(fin.read(8), "little"))
-            made._index = FaissIndex.open(path, normalizer())
+            made._index = FaissIndex.open(path, normalizer(), trusted=True)
         try:
             made._entries = pickle.load(fin)
         except (EOFError, pickle.UnpicklingError) as error:
@@ -202,7 +203,6 @@ def encoder() -> Encoder:
     """The configured model; loaded once per process.
 
     Raises:
-        RuntimeError: If none is configured.
         FingerprintMismatch: If the normalizer was fitted for another.
     """
     with _loading:
@@ -212,19 +212,18 @@ def encoder() -> Encoder:
 
 
 def normalizer() -> Normalizer:
-    """The configured normalizer; loaded once per process.
+    """The configured normalizer, by default the model's own; loaded once per process.
 
     Raises:
-        RuntimeError: If none is configured.
+        RuntimeError: If the configured model has none of its own.
     """
-    path = os.environ.get(NORMALIZER)
-    if not path:
-        raise RuntimeError(
-            f"sscd: set {NORMALIZER} to a fitted and calibrated normalizer file (`sscd-vec "
-            f"normalize fit`, `sscd-vec calibrate`), and {MODEL} to the model it was fitted for"
-        )
     with _loading:
-        return _load_normalizer(path)
+        try:
+            return _load_normalizer(os.environ.get(NORMALIZER) or os.environ.get(MODEL) or None)
+        except FileNotFoundError as error:
+            raise RuntimeError(
+                f"sscd: {error} Then set {NORMALIZER} to the fitted and calibrated file"
+            ) from error
 
 
 def to_signal(descriptor: NDArray[np.floating]) -> str:
@@ -254,7 +253,7 @@ def _decoded(signal: str, expected: str, dim: int) -> NDArray[np.float16]:
         kind = "made by another model or for another normalizer" if header else "malformed"
         raise ValueError(
             f"sscd signal {kind}: expected it to begin with {expected!r}, got {signal[:60]!r}; "
-            "hash the picture again with this configuration"
+            "hash the image again with this configuration"
         )
     try:
         row = np.frombuffer(base64.b64decode(body, validate=True), dtype="<f2")
@@ -290,8 +289,8 @@ def _load_encoder(name: str | None) -> Encoder:
 
 
 @lru_cache(maxsize=1)
-def _load_normalizer(path: str) -> Normalizer:
-    return Normalizer.load(path)
+def _load_normalizer(name_or_path: str | None) -> Normalizer:
+    return Normalizer.from_pretrained(name_or_path)
 
 
 TX_MANIFEST = ThreatExchangeExtensionManifest(signal_types=(SSCDSignal,))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sscd_vec.adapters.faiss import BackgroundSearch
-from sscd_vec.adapters.faiss.background import SMALL
+from sscd_vec.adapters.products import SMALL
 from sscd_vec.normalize import Normalizer, nearest_similarities
 from sscd_vec.normalize.descriptors import Float32
 
@@ -52,7 +52,7 @@ def test_a_small_background_is_searched_exhaustively() -> None:
 
 
 def test_more_queries_than_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sscd_vec.adapters.faiss.background._QUERY_ROWS", 4)
+    monkeypatch.setattr("sscd_vec.adapters.products._QUERY_ROWS", 4)
     background, queries = unit_rows(100, 16, 0), unit_rows(9, 16, 1)
     found = BackgroundSearch(background)(queries, 2)
     assert np.allclose(found, nearest_similarities(queries, background, 2), atol=1e-6)

@@ -11,8 +11,9 @@ import faiss
 import numpy as np
 import pytest
 
-from sscd_vec.adapters.arguments import Batch
-from sscd_vec.adapters.faiss import FaissIndex, layout, searcher
+from sscd_vec.adapters.arguments import Batch, Wanted, padded
+from sscd_vec.adapters.faiss import FaissIndex, search, types
+from sscd_vec.adapters.matches import Matches
 from sscd_vec.normalize import Normalizer
 
 from .conftest import DIM, Photos, unit
@@ -48,17 +49,17 @@ def test_many_queries_are_searched_in_blocks(
     index: FaissIndex, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = index.search(photos.queries, 10, threshold=0.1)
-    transformed: list[int] = []
-    queries = FaissIndex._queries
+    searched: list[int] = []
+    nearest = FaissIndex._nearest
 
-    def counting(self: FaissIndex, descriptors: np.ndarray) -> np.ndarray:
-        transformed.append(len(descriptors))
-        return queries(self, descriptors)
+    def counting(self: FaissIndex, vectors: np.ndarray, k: int, wanted: Wanted) -> Matches:
+        searched.append(len(vectors))
+        return nearest(self, vectors, k, wanted)
 
-    monkeypatch.setattr(FaissIndex, "_queries", counting)
-    monkeypatch.setattr("sscd_vec.adapters.faiss.index.SEARCH_BLOCK", 16)
+    monkeypatch.setattr(FaissIndex, "_nearest", counting)
+    monkeypatch.setattr("sscd_vec.adapters.index.SEARCH_BLOCK", 16)
     parts = index.search(photos.queries, 10, threshold=0.1)
-    assert transformed == [16, 16, 8]
+    assert searched == [16, 16, 8]
     assert parts.ids.tolist() == whole.ids.tolist() and parts.metadata == whole.metadata
     assert parts.counts.tolist() == whole.counts.tolist()
     # Products of other shapes are summed in another order: rounding of numbers near 1.
@@ -129,13 +130,13 @@ def test_tombstones_do_not_make_short_lists_search_everything(
     gone = str(expected.ids[0])
     made.remove(gone)
     asked: list[int] = []
-    top = searcher.Searcher._top
+    top = search.Searcher._top
 
-    def counting(self: searcher.Searcher, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
+    def counting(self: search.Searcher, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
         asked.append(k)
         return top(self, vectors, k)
 
-    monkeypatch.setattr(searcher.Searcher, "_top", counting)
+    monkeypatch.setattr(search.Searcher, "_top", counting)
     found = made.search(photos.queries, 200)
     assert asked == [208]
     assert found.ids.tolist() == [i for i in expected.ids if i != gone]
@@ -168,14 +169,14 @@ def test_a_query_near_many_tombstones_holds_up_no_other(
     made.add([f"crowd{i}" for i in range(300)], crowd)
     made.remove([f"crowd{i}" for i in range(300)])
     searched: list[int] = []
-    top = searcher.Searcher._top
+    top = search.Searcher._top
 
-    def counting(self: searcher.Searcher, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
+    def counting(self: search.Searcher, vectors: np.ndarray, k: int) -> Any:  # noqa: ANN401
         searched.append(len(vectors))
         return top(self, vectors, k)
 
-    monkeypatch.setattr(searcher.Searcher, "_top", counting)
-    monkeypatch.setattr(searcher, "LARGEST_RESULT", 1)  # no two of them fit
+    monkeypatch.setattr(search.Searcher, "_top", counting)
+    monkeypatch.setattr(search, "LARGEST_RESULT", 1)  # no two of them fit
     found = made.search(photos.queries, 5)
     assert found.counts.tolist() == [5] * 40
     assert searched[0] == 40 and set(searched[1:]) <= {1}
@@ -239,7 +240,7 @@ def test_one_large_add_can_be_replaced_and_counted_like_any(
 def test_nothing_is_added_of_a_large_call_with_a_bad_row(
     photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "BLOCK", 100)
+    monkeypatch.setattr(types, "BLOCK", 100)
     index = FaissIndex(normalizer)
     index.add("there", photos.references[0])
     spoilt = photos.references.copy()
@@ -261,7 +262,7 @@ def test_nothing_is_added_of_a_large_call_with_a_bad_row(
 def test_nothing_is_added_of_a_large_call_with_too_long_a_row(
     length: float, photos: Photos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "BLOCK", 100)
+    monkeypatch.setattr(types, "BLOCK", 100)
     rules = Normalizer.fit(photos.references, whitening=None, unit=False, max_length=2.0)
     index = FaissIndex(rules)
     long = photos.references.copy()
@@ -279,10 +280,10 @@ def test_padding_changes_no_score(photos: Photos, normalizer: Normalizer) -> Non
     assert FaissIndex(normalizer, "IVF4,PQ5+2", "l2").index.d == 40
     assert FaissIndex(Normalizer.identity(31), "IMI2x4,Flat", "l2").index.d == 34
     assert FaissIndex(normalizer, "Flat").index.d == 32
-    padded = layout.pad(normalizer.references(photos.references), 35)
-    queries = layout.pad(normalizer.queries(photos.queries), 35)
+    references = padded(normalizer.references(photos.references), 35)
+    queries = padded(normalizer.queries(photos.queries), 35)
     expected = normalizer.scores(photos.queries, photos.references)
-    np.testing.assert_allclose(queries @ padded.T, expected, atol=1e-5)
+    np.testing.assert_allclose(queries @ references.T, expected, atol=1e-5)
     with pytest.raises(ValueError, match="FAISS refuses 'Nonsense'"):
         FaissIndex(normalizer, "Nonsense")
 
@@ -520,7 +521,7 @@ def test_a_graph_that_takes_one_add_says_so_and_stays_whole(
 def test_a_graph_that_takes_one_add_is_given_all_rows_of_a_call(
     factory: str, photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "BLOCK", 150)
+    monkeypatch.setattr(types, "BLOCK", 150)
     made = FaissIndex(normalizer, factory)
     made.add(photos.ids, photos.references)
     assert made.search(photos.references[:20], 1).ids.tolist() == photos.ids[:20]
@@ -532,7 +533,7 @@ def test_a_type_that_keeps_its_dead_says_so_once_and_goes_on(
     def cannot(*_: object) -> None:
         raise RuntimeError("compact: cannot give its vectors back")
 
-    monkeypatch.setattr(layout, "without_dead", cannot)
+    monkeypatch.setattr(types, "without_dead", cannot)
     made = FaissIndex(normalizer)
     rows = unit(np.random.default_rng(3).normal(size=(3000, DIM)))
     made.add(range(3000), rows)
@@ -661,10 +662,10 @@ def test_bad_input_is_named(index: FaissIndex, photos: Photos) -> None:
     with pytest.raises(ValueError, match="compact_at: expected a share above 0"):
         FaissIndex(index.normalizer, compact_at=0)
     assert len(index) == 600 and index.index.ntotal == 600, "a refused add leaves nothing behind"
-    for search in (index.search, index.range_search):
+    for verb in (index.search, index.range_search):
         with pytest.raises(ValueError, match="expected 30 dimensions, got 0"):
-            search(np.empty((5, 0), dtype=np.float32))
-        assert len(search([])) == 0
+            verb(np.empty((5, 0), dtype=np.float32))
+        assert len(verb([])) == 0
     assert index.search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []
     assert index.range_search(np.empty((0, DIM), dtype=np.float32)).counts.tolist() == []
 

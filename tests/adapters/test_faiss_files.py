@@ -14,12 +14,12 @@ import faiss
 import numpy as np
 import pytest
 
-from sscd_vec.adapters import locking, sidecar
-from sscd_vec.adapters.faiss import FaissIndex, IndexFileError, files
-from sscd_vec.adapters.faiss.products import by_faiss
-from sscd_vec.adapters.locking import locked
-from sscd_vec.adapters.saving import finish_save
-from sscd_vec.adapters.sidecar import aside, find_sidecar, read_sidecar, sidecar_path
+from sscd_vec import locks
+from sscd_vec.adapters.faiss import FaissIndex, IndexConflict, IndexFileError, files, settings
+from sscd_vec.adapters.faiss.files import finish_save
+from sscd_vec.adapters.faiss.settings import find_sidecar, sidecar_path
+from sscd_vec.files import staging_path
+from sscd_vec.locks import locked
 from sscd_vec.normalize import FingerprintMismatch, Normalizer, ScoreNorm, UncalibratedError
 
 from .conftest import DIM, Photos, unit
@@ -43,7 +43,7 @@ def test_the_file_is_a_plain_faiss_file(index: FaissIndex, photos: Photos, tmp_p
     index.save(path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["photos.faiss", "photos.faiss.sidecar"]
     plain = faiss.read_index(str(path))
-    values, rows = plain.search(by_faiss(index.normalizer).queries(photos.queries), 10)
+    values, rows = plain.search(index.normalizer.queries(photos.queries), 10)
     found = index.search(photos.queries, 10)
     assert [f"r{row}" for row in rows.ravel()] == found.ids.tolist()
     np.testing.assert_array_equal(values.ravel(), found.scores)
@@ -141,7 +141,7 @@ def test_a_damaged_header_says_so_whatever_is_damaged(
     for place in range(8 + int.from_bytes(raw[:8], "little")):
         beside.write_bytes(raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :])
         try:
-            opened = FaissIndex.open(path, normalizer, mmap=mmap)
+            opened = FaissIndex.open(path, normalizer, mmap=mmap, trusted=True)
         except (IndexFileError, FingerprintMismatch):
             refused += 1
         else:  # a name that nobody reads, or with mmap a hash of what is not read
@@ -157,13 +157,13 @@ def test_a_foreign_faiss_file_is_refused(normalizer: Normalizer, tmp_path: Path)
 
 @pytest.fixture
 def halfway(index: FaissIndex, tmp_path: Path) -> Path:
-    """The index of generation 2, its sidecar still aside, and beside it that of generation 1."""
+    """The index of generation 2, its sidecar still staged, and beside it that of generation 1."""
     path = tmp_path / "a.faiss"
     index.save(path)
     old = sidecar_path(path).read_bytes()
     index.remove("r0")
     index.save(path)
-    shutil.move(sidecar_path(path), aside(sidecar_path(path)))
+    shutil.move(sidecar_path(path), staging_path(sidecar_path(path)))
     sidecar_path(path).write_bytes(old)
     return path
 
@@ -179,11 +179,11 @@ def test_a_save_killed_between_its_two_renames_is_finished_by_open(
         assert len(FaissIndex.open(halfway, normalizer)) == 599
     assert beside.read_bytes() == old
     assert len(FaissIndex.open(halfway, normalizer)) == 599
-    assert read_sidecar(find_sidecar(halfway, whole=True), mapped=False)[0].generation == 2
-    assert not aside(beside).exists()
+    assert settings.read_header(find_sidecar(halfway, whole=True))[0].generation == 2
+    assert not staging_path(beside).exists()
 
 
-def test_who_may_only_read_opens_after_a_killed_save(
+def test_a_killed_save_opens_without_write_permission(
     halfway: Path, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def forbidden(*_: object) -> None:
@@ -236,14 +236,14 @@ def test_two_crashes_in_a_row_leave_a_whole_pair(
 def test_a_save_that_ends_while_its_sidecar_is_looked_for_is_seen(
     halfway: Path, normalizer: Normalizer, mmap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    beside, read_header = sidecar_path(halfway), sidecar.read_header
+    beside, read_header = sidecar_path(halfway), settings.read_header
 
     def reading(path: Path) -> Any:  # noqa: ANN401
-        if path == aside(beside):
+        if path == staging_path(beside):
             os.replace(path, beside)  # the saver's last step, since the files were listed
         return read_header(path)
 
-    monkeypatch.setattr(sidecar, "read_header", reading)
+    monkeypatch.setattr(settings, "read_header", reading)
     assert len(FaissIndex.open(halfway, normalizer, mmap=mmap)) == 599
 
 
@@ -256,7 +256,7 @@ def test_a_save_between_the_header_and_the_arrays_of_a_sidecar_is_seen(
     mmap: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path, read_header = tmp_path / "a.faiss", sidecar.read_header
+    path, read_header = tmp_path / "a.faiss", settings.read_header
     index.save(path)
     smaller = FaissIndex(normalizer)
     smaller.add(["new"], photos.references[:1])
@@ -270,7 +270,7 @@ def test_a_save_between_the_header_and_the_arrays_of_a_sidecar_is_seen(
             smaller.save(path)
         return found
 
-    monkeypatch.setattr(sidecar, "read_header", reading)
+    monkeypatch.setattr(settings, "read_header", reading)
     opened = FaissIndex.open(path, normalizer, mmap=mmap)
     assert len(opened) == 1 and "new" in opened
 
@@ -291,7 +291,7 @@ def test_opening_goes_on_until_no_save_comes_between(
         index.save(path)
         generations.append((path.read_bytes(), sidecar_path(path).read_bytes()))
         index.remove(["r0", "r1"])
-    ends, attempts = sidecar.ends_digest, 0
+    ends, attempts = settings.ends_digest, 0
 
     def saving(of: Path) -> str:
         """Between two looks at the index file comes a save, into inodes that are used again."""
@@ -308,7 +308,7 @@ def test_opening_goes_on_until_no_save_comes_between(
             pass
         return ends(of)
 
-    monkeypatch.setattr(sidecar, "ends_digest", saving)
+    monkeypatch.setattr(settings, "ends_digest", saving)
     opened = FaissIndex.open(path, normalizer, mmap=mmap)
     assert attempts == min(saves, files.ATTEMPTS) + 1, "in the end savers are kept out"
     monkeypatch.undo()
@@ -386,9 +386,10 @@ def test_each_rename_is_on_disk_before_the_next(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", renaming)
-    monkeypatch.setattr("sscd_vec.adapters.saving._force_folder", lambda _: steps.append("forced"))
+    monkeypatch.setattr(files, "sync_folder", lambda _: steps.append("forced"))
     index.save(tmp_path / "a.faiss")
-    assert steps == ["forced", "a.faiss", "forced", "a.faiss.sidecar", "forced"]
+    assert steps[:-1] == ["forced", "a.faiss", "forced", "a.faiss.sidecar", "forced"]
+    assert steps[-1] == "inspected.json"
     with pytest.raises(IsADirectoryError, match="expected the path of a file"):
         index.save(tmp_path)
 
@@ -412,7 +413,7 @@ def test_a_save_that_has_to_wait_says_for_what(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(locking, "PATIENCE", 0.05)
+    monkeypatch.setattr(locks, "_PATIENCE", 0.05)
     with ThreadPoolExecutor(1) as thread:
         with locked(tmp_path):
             saving = thread.submit(index.save, tmp_path / "a.faiss")
@@ -421,8 +422,131 @@ def test_a_save_that_has_to_wait_says_for_what(
                 time.sleep(0.01)
             assert not saving.done()
             assert [record.getMessage() for record in caplog.records] == [
-                f"{tmp_path}: waiting for another process that saves or trains into it"
+                f"{tmp_path}: waiting for its lock (another process)"
             ]
         saving.result(timeout=30)
     index.save(tmp_path / "a.faiss")  # nobody is in the way: not a word
     assert len(caplog.records) == 1
+
+
+# ---------------------------------------------------------------------- one file, two processes
+
+
+def test_commit_saves_where_the_index_belongs(
+    photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "new" / "a.faiss"
+    index = FaissIndex(normalizer, path=path)
+    assert index.path == path and not path.exists() and index.generation == 0
+    index.commit()
+    assert path.exists() and index.generation == 1, "an empty one is an index too"
+    index.add(photos.ids, photos.references)
+    index.commit()
+    opened = FaissIndex.open(path, normalizer)
+    assert len(opened) == 600 and opened.generation == index.generation == 2
+    opened.remove("r0")
+    opened.commit()
+    opened.commit()
+    assert FaissIndex.open(path, normalizer).generation == 3
+    with pytest.raises(FileExistsError, match=r"use FaissIndex\.open"):
+        FaissIndex(normalizer, path=path)
+    with pytest.raises(RuntimeError, match="has no path"):
+        FaissIndex(normalizer).commit()
+
+
+def test_a_commit_never_loses_what_another_process_has_saved(
+    photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.faiss"
+    first = FaissIndex(normalizer, path=path)
+    beside = FaissIndex(normalizer, path=path)
+    first.add(photos.ids[:10], photos.references[:10])
+    first.commit()
+    second = FaissIndex.open(path, normalizer)
+    second.add("second", photos.references[20])
+    second.commit()
+    first.add("first", photos.references[21])
+    for change in (first.commit, first.close, lambda: first.save(path)):
+        with pytest.raises(IndexConflict, match="saved generation 2 .* this index was at gener"):
+            change()
+    beside.add("beside", photos.references[22])
+    with pytest.raises(IndexConflict, match="saved generation 2 .* this index was made"):
+        beside.commit()
+    assert "second" in FaissIndex.open(path, normalizer)
+    first.save(tmp_path / "b.faiss")  # what was added here can still be kept
+    assert "first" in FaissIndex.open(tmp_path / "b.faiss", normalizer)
+    again = FaissIndex.open(path, normalizer)
+    again.add("first", photos.references[21])
+    again.commit()
+    assert {"second", "first"} <= FaissIndex.open(path, normalizer).present(["second", "first"])
+
+
+@pytest.mark.parametrize("mmap", [False, True])
+def test_a_reader_sees_what_another_process_has_saved(
+    mmap: bool, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.faiss"
+    writer = FaissIndex(normalizer, path=path)
+    writer.add(photos.ids[:10], photos.references[:10])
+    writer.commit()
+    reader = FaissIndex.open(path, normalizer, mmap=mmap)
+    assert not reader.reload_if_changed() and not writer.reload_if_changed()
+    writer.add(photos.ids[10:], photos.references[10:])
+    assert not reader.reload_if_changed(), "it was not saved"
+    writer.commit()
+    assert len(reader) == 10
+    assert reader.reload_if_changed() and not reader.reload_if_changed()
+    assert len(reader) == 600 and reader.generation == 2
+    assert reader.search(photos.references[590:], 1).ids.tolist() == photos.ids[590:]
+    assert not writer.reload_if_changed(), "its own save is nothing new"
+    assert not FaissIndex(normalizer).reload_if_changed()
+
+
+def test_a_reload_never_loses_what_was_not_committed(
+    photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.faiss"
+    writer = FaissIndex(normalizer, path=path)
+    writer.commit()
+    other = FaissIndex.open(path, normalizer)
+    other.add("mine", photos.references[0])
+    writer.add("theirs", photos.references[1])
+    writer.commit()
+    with pytest.raises(IndexConflict, match="while rows were added or removed here"):
+        other.reload_if_changed()
+    assert "mine" in other
+    reader = FaissIndex.open(path, normalizer)
+    another = FaissIndex(normalizer, metric="l2")
+    another.save(path)
+    with pytest.raises(IndexFileError, match="another kind of index lies there now"):
+        reader.reload_if_changed()
+    assert "theirs" in reader, "it goes on with what it has"
+
+
+def test_a_rename_that_was_finished_is_nothing_new(halfway: Path, normalizer: Normalizer) -> None:
+    reader = FaissIndex.open(halfway, normalizer, mmap=True)
+    finish_save(halfway)
+    assert not staging_path(sidecar_path(halfway)).exists()
+    assert not reader.reload_if_changed()
+
+
+def test_a_reader_needs_no_permission_to_write(
+    index: FaissIndex, photos: Photos, normalizer: Normalizer, tmp_path: Path
+) -> None:
+    index.save(tmp_path / "a.faiss")
+    tmp_path.chmod(0o500)
+
+    def everything() -> list[tuple[str, int, int]]:
+        places = [tmp_path, *sorted(tmp_path.iterdir())]
+        return [(p.name, p.stat().st_mtime_ns, p.stat().st_ctime_ns) for p in places]
+
+    before = everything()  # root may write anywhere: it must not want to
+    try:
+        for mmap in (False, True):
+            opened = FaissIndex.open(tmp_path / "a.faiss", normalizer, mmap=mmap)
+            assert opened.search(photos.references[:3], 1).ids.tolist() == photos.ids[:3]
+            assert not opened.reload_if_changed()
+            opened.close()
+        assert everything() == before
+    finally:
+        tmp_path.chmod(0o700)

@@ -28,15 +28,14 @@ from sscd_vec.adapters.milvus import (
     MilvusCollection,
     MilvusError,
     connection,
-    finder,
-    paging,
     rows,
-    table,
+    search,
+    storage,
 )
 from sscd_vec.adapters.milvus.connection import Connection
-from sscd_vec.adapters.milvus.paging import Page, Request, banded, growing
-from sscd_vec.adapters.milvus.settings import ForeignCollection
-from sscd_vec.adapters.milvus.table import KEY_BYTES, key_blocks
+from sscd_vec.adapters.milvus.rows import KEY_BYTES, key_blocks
+from sscd_vec.adapters.milvus.search import Page, Request, banded, growing
+from sscd_vec.adapters.milvus.settings import ForeignCollection, Settings
 from sscd_vec.normalize import FingerprintMismatch, Normalizer
 
 from .conftest import DIM, Photos, unit
@@ -80,7 +79,7 @@ def test_reopening_checks_who_made_it(
         best = -np.sort(-changed.scores(photos.queries, photos.references), axis=1)[:, :5]
         np.testing.assert_allclose(found.scores.reshape(best.shape), best, atol=1e-4)
         opened.drop()
-        client = opened._table.connection.client
+        client = opened._storage.connection.client
         client.create_collection("theirs", dimension=8)
         with pytest.raises(ForeignCollection, match="was not made by sscd-vec"):
             MilvusCollection(uri, "theirs", normalizer, token=token)
@@ -236,7 +235,7 @@ def test_what_milvus_cannot_build_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     uri, token = place
-    monkeypatch.setattr(table, "INDEX_SECONDS", 0.2)
+    monkeypatch.setattr(storage, "INDEX_SECONDS", 0.2)
     name = new_name()
     with pytest.raises(ValueError, match="metric: expected one of .* got 'IP'"):
         MilvusCollection(uri, name, normalizer, token=token, metric="IP")  # type: ignore[arg-type]
@@ -258,8 +257,11 @@ def test_filters_reach_range_search(
         index.add(photos.ids, photos.references, [{"n": i} for i in range(600)])
         found = index.range_search(photos.queries[:4], -2.0, filter="n >= 590")
         assert found.counts.tolist() == [10] * 4 and found.complete
-        pages = list(index.iterate_range(photos.queries[:4], -2.0, filter="n >= 590"))
-        assert sorted({query for query, _ in pages}) == [0, 1, 2, 3]
+        parts = list(index.iterate_range(photos.queries[:4], -2.0, filter="n >= 590", block=3))
+        assert [(begin, part.counts.tolist()) for begin, part in parts] == [
+            (0, [10, 10, 10]),
+            (3, [10]),
+        ]
         with pytest.raises(ValueError, match="expected a number, None or 'calibrated', got 'low'"):
             index.iterate_range(photos.queries[:4], "low")  # type: ignore[arg-type]
         index.drop()
@@ -317,7 +319,7 @@ def test_a_partition_that_another_made_first_is_used(
     ]
     both[0].add(["a"], photos.references[:1])
     assert both[1].present(["a"]) == {"a"}
-    monkeypatch.setattr(both[1]._table, "readable", lambda: False)  # as it was a moment before
+    monkeypatch.setattr(both[1]._storage, "readable", lambda: False)  # as it was a moment before
     both[1].add(["b"], photos.references[1:2])
     assert len(both[0]) == 2
     both[1].close()
@@ -445,14 +447,15 @@ def test_a_collection_made_after_it_was_looked_for(
     uri, token = place
     name = new_name()
     early = [MilvusCollection(uri, name, normalizer, token=token) for _ in range(6)]
-    # On a server of another width: the product quantizer's parts must divide it.
-    kind: dict[str, Any] = {} if token == "" else {"index_type": "IVF_PQ"}
+    # Of another metric; on a server of another width: the product quantizer's parts must divide it.
+    kind: dict[str, Any] = {"metric": "l2"} if token == "" else {"index_type": "IVF_PQ"}
     params = {"m": 5, "nlist": 4} if token else {}
     made = MilvusCollection(uri, name, normalizer, token=token, index_params=params, **kind)
     made.add(range(300), photos.references[:300])
     assert early[0].search(photos.references[:3], 1).ids.tolist() == [0, 1, 2]
     assert early[1].range_search(photos.references[:3], 0.2).counts.tolist() == [1, 1, 1]
-    assert [q for q, _ in early[2].iterate_range(photos.references[:3], 0.2)] == [0, 1, 2]
+    [(begin, part)] = early[2].iterate_range(photos.references[:3], 0.2)
+    assert begin == 0 and part.counts.tolist() == [1, 1, 1]
     with pytest.raises(TypeError, match="this index holds int ids, got str"):
         early[3].add(["a"], photos.references[:1])
     with pytest.raises(TypeError, match="this index holds int ids, got str"):
@@ -680,7 +683,9 @@ def test_requests_stay_under_the_message_limit(
 ) -> None:
     monkeypatch.setattr(rows, "REQUEST_BYTES", 20_000)
     metadata: list[Any] = [{"text": "x" * (50 * (i % 40))} for i in range(600)]
-    parts = list(rows.requests(Rows(photos.ids, photos.references, metadata), normalizer, 32))
+    made = Settings.choose(normalizer, "ip", "FLAT", None, "str")
+    added = Rows(photos.ids, photos.references, metadata)
+    parts = [part.entities(made) for part in rows.parts(added, normalizer.references, made)]
     assert [row["id"] for part in parts for row in part] == photos.ids
     sizes = [sum(4 * 32 + len(json.dumps(row["text"])) for row in part) for part in parts]
     assert max(sizes) <= 20_000 and len(parts) < 60
@@ -688,7 +693,7 @@ def test_requests_stay_under_the_message_limit(
     np.testing.assert_allclose(stored, normalizer.references(photos.references), atol=1e-6)
     monkeypatch.setattr(rows, "LARGEST_ROW", 1000)
     with pytest.raises(ValueError, match="per row"):
-        list(rows.requests(Rows(photos.ids, photos.references, metadata), normalizer, 32))
+        list(rows.parts(added, normalizer.references, made))
 
 
 @given(
@@ -745,8 +750,8 @@ def test_range_search_beyond_the_page_limit_on_a_server(
     normalizer: Normalizer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(finder, "FIRST_HITS", 16)
-    monkeypatch.setattr(finder, "PAGE_WITH_METADATA", 50)
+    monkeypatch.setattr(search, "FIRST_HITS", 16)
+    monkeypatch.setattr(search, "PAGE_WITH_METADATA", 50)
     index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN, metric=metric)
     # A hundred of the same picture: more ties than fit on a page.
     same = np.repeat(photos.references[:1], 100, axis=0)
@@ -763,8 +768,8 @@ def test_range_search_beyond_the_page_limit_on_a_server(
         assert sorted(found.scores[found.queries == query], reverse=True) == list(
             found.scores[found.queries == query]
         )
-    streamed = [page for _, page in index.iterate_range(photos.queries[:1], -1.0)]
-    assert len(streamed) > 5 and sum(len(page.ids) for page in streamed) == found.counts[0]
+    streamed = [part for _, part in index.iterate_range(photos.queries[:3], -1.0, block=1)]
+    assert [len(part.ids) for part in streamed] == found.counts.tolist()
     index.drop()
 
 
@@ -782,7 +787,7 @@ def test_more_real_hits_than_a_server_returns_at_once(
     threshold = float(np.sort(expected[0])[1000])  # 19 000 of the first query's
     for metadata in (False, True):
         found = index.range_search(queries, threshold, metadata=metadata)
-        assert found.complete and found.counts[0] > 18_990 > paging.SERVER_LIMIT
+        assert found.complete and found.counts[0] > 18_990 > search.SERVER_LIMIT
         for query in range(2):
             rows = found.ids[found.queries == query]
             assert len(set(rows.tolist())) == len(rows), "a match came twice"
@@ -855,7 +860,7 @@ def test_more_queries_than_a_server_takes_at_once(
     index = MilvusCollection(server.uri, new_name(), normalizer, token=TOKEN)
     index.add(photos.ids, photos.references)
     queries = np.tile(photos.references, (28, 1))
-    assert len(queries) > finder.REQUEST_QUERIES
+    assert len(queries) > search.REQUEST_QUERIES
     found = index.search(queries, 1, metadata=False)
     assert found.ids.tolist() == photos.ids * 28
     index.drop()
@@ -876,7 +881,7 @@ def test_queries_are_sent_in_requests_of_bounded_size(
         index.add(photos.ids, photos.references)
         whole = index.search(photos.queries, 3), index.range_search(photos.queries, 0.1)
         monkeypatch.setattr(Connection, "call", counting)
-        monkeypatch.setattr(finder, "REQUEST_BYTES", 16 * 4 * 32)  # 16 queries of 32 dimensions
+        monkeypatch.setattr(search, "REQUEST_BYTES", 16 * 4 * 32)  # 16 queries of 32 dimensions
         parts = index.search(photos.queries, 3), index.range_search(photos.queries, 0.1)
     assert sent == [16, 16, 8] * 2
     for one, other in zip(whole, parts, strict=True):
@@ -905,7 +910,7 @@ def test_bulk_files_are_imported_by_a_real_server(
     assert index.write_bulk_files([], tmp_path / "none") == []
     assert len(files) == 1 and all(Path(name).suffix == f".{file_type}" for name in files[0])
     assert len(index) == 0, "nothing is sent"
-    client: MilvusClient = index._table.connection.client
+    client: MilvusClient = index._storage.connection.client
     for group in files:
         handler = client._get_connection()
         task = handler.do_bulk_insert(index.name, "", group)
@@ -913,7 +918,7 @@ def test_bulk_files_are_imported_by_a_real_server(
         while (state := handler.get_bulk_insert_state(task)).row_count < 600:
             assert time.monotonic() < deadline and "ailed" not in state.state_name, state.infos
             time.sleep(0.2)
-    index._table.call("flush")
+    index._storage.call("flush")
     deadline = time.monotonic() + 60
     while len(index) < 600 and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -951,7 +956,7 @@ def test_bulk_files_name_the_extra_they_need(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pymilvus.bulk_writer", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with (
         MilvusCollection(lite, "photos", normalizer) as index,
         pytest.raises(ImportError, match=r"sscd-vec\[milvus-bulk\]"),
@@ -965,11 +970,11 @@ def test_a_collection_whose_index_is_still_being_made_opens_when_it_is_there(
     name = new_name()
     made = MilvusCollection(server.uri, name, normalizer, token=TOKEN)
     made.add(photos.ids[:5], photos.references[:5])
-    made.flush()
-    client = made._table.connection.client
+    made.commit()
+    client = made._storage.connection.client
     client.release_collection(name)
     client.drop_index(name, "vector")
-    params = made._table.opened().index_params(lite=False)
+    params = made._storage.opened().index_params(lite=False)
     later = threading.Timer(1.0, lambda: client.create_index(name, params))
     later.start()
     try:

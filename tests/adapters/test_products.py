@@ -1,19 +1,21 @@
 """FAISS computes a normalizer's products: the same vectors, and its global setting is put back."""
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import faiss
 import numpy as np
 import pytest
 
 from sscd_vec.adapters.faiss import FaissIndex
-from sscd_vec.adapters.faiss.products import FOR_64_THREADS, PER_THREAD, by_faiss, by_product
+from sscd_vec.adapters.products import FOR_64_THREADS, PER_THREAD, by_faiss, by_product
 from sscd_vec.normalize import Normalizer
 from sscd_vec.normalize.descriptors import Float32
 
@@ -140,6 +142,37 @@ def test_threads_that_search_at_once_find_what_one_finds(
 
 
 @pytest.mark.usefixtures("two_threads")
+def test_one_thread_makes_products_beside_a_milvus_and_faiss_keeps_its_own(
+    photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    knn: Any = faiss.knn
+    apply: Any = faiss.LinearTransform.apply
+
+    def counting(*arguments: object, **options: object) -> object:
+        asked.append(faiss.omp_get_max_threads())
+        return knn(*arguments, **options)
+
+    def applying(self: faiss.LinearTransform, rows: Float32) -> object:
+        asked.append(faiss.omp_get_max_threads())
+        return apply(self, rows)
+
+    monkeypatch.setattr(faiss, "knn", counting)
+    monkeypatch.setattr(faiss.LinearTransform, "apply", applying)
+    alone, together = by_faiss(normalizer, alone=True), by_faiss(normalizer)
+    alone.queries(photos.queries)
+    assert asked == [1, 1] and faiss.omp_get_max_threads() == 2
+    together.queries(photos.queries)
+    by_faiss(alone).queries(photos.queries)  # taken over by a FAISS index
+    assert asked[2:] == [2] * 4
+    asked.clear()
+    alone.queries(np.tile(photos.queries, (10, 1)))
+    assert asked == [1, 2], "many queries are worth all threads"
+    alone.references(photos.references)
+    assert asked[2:] == [1] and faiss.omp_get_max_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_a_refused_search_puts_the_threshold_back(
     photos: Photos, normalizer: Normalizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,27 +189,107 @@ def test_a_refused_search_puts_the_threshold_back(
     assert threshold() == FOR_64_THREADS
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+def test_products_survive_a_pickle(photos: Photos, normalizer: Normalizer) -> None:
+    same = by_faiss(normalizer)
+    again = pickle.loads(pickle.dumps(same.matmul))
+    assert normalizer.whitening is not None
+    matrix = normalizer.whitening.matrix
+    for product in (same.matmul, again):
+        np.testing.assert_allclose(
+            product(photos.queries, matrix.T), photos.queries @ matrix.T, atol=1e-5
+        )
+
+
+def test_a_product_with_another_matrix_is_not_that_of_the_last(photos: Photos) -> None:
+    product = by_faiss(Normalizer.identity(DIM)).matmul
+    rng = np.random.default_rng(0)
+    for _ in range(20):  # matrices that are freed leave their place in memory to the next
+        matrix = rng.normal(size=(DIM, 7)).astype(np.float32)
+        np.testing.assert_allclose(
+            product(photos.queries, matrix), photos.queries @ matrix, atol=1e-5
+        )
+
+
+# ---------------------------------------------------------------------- forks
+
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+
+
+def forked(script: str) -> None:
+    """Run a script that prints 0, in a process of its own: a fork leaves this one's threads."""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert ended.stdout.strip() == b"0", ended.stderr.decode()
+
+
+@FORKS
+@pytest.mark.parametrize("whitening", ["whiten", None])
 @pytest.mark.parametrize("factory", ["Flat", "HNSW16"])
-def test_a_forked_process_searches_and_adds(factory: str) -> None:
-    # In a process of its own: this one has threads that a fork would leave behind.
-    script = f"""
-import os, numpy as np
+def test_a_forked_process_searches_and_adds(factory: str, whitening: str | None) -> None:
+    forked(f"""
+import os
+os.environ["OMP_NUM_THREADS"] = "2"
+import numpy as np
 from sscd_vec.adapters.faiss import FaissIndex
 from sscd_vec.normalize import Normalizer
 
 rows = np.random.default_rng(0).normal(size=(900, {DIM})).astype(np.float32)
 rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-index = FaissIndex(Normalizer.fit(rows), "{factory}")
+rules = Normalizer.fit(rows, whitening={whitening!r}, score_norm=None)
+index = FaissIndex(rules, "{factory}")
 index.add(range(800), rows[:800])
 index.search(rows, 1)
 child = os.fork()
 if not child:
+    index.add(range(800, 900), rows[800:])
     one = index.search(rows[:1], 1).ids.tolist()
     many = index.search(rows[:800], 1).ids.tolist()
-    index.add(range(800, 900), rows[800:])
     os._exit(0 if one == [0] and many == list(range(800)) and len(index) == 900 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
-    assert ended.stdout.strip() == b"0", ended.stderr.decode()
+""")
+
+
+@FORKS
+def test_a_fork_in_the_middle_of_a_product_leaves_neither_lock_nor_threshold() -> None:
+    forked("""
+import os
+os.environ["OMP_NUM_THREADS"] = "2"
+import threading
+import faiss
+from sscd_vec.adapters.products import FOR_64_THREADS, by_product
+
+inside, leave = threading.Event(), threading.Event()
+
+def product():
+    with by_product(1000, 1000):
+        inside.set()
+        leave.wait()
+
+thread = threading.Thread(target=product)
+thread.start()
+inside.wait()
+child = os.fork()
+if not child:
+    with by_product(1000, 1000):  # would wait forever for the parent's thread
+        pass
+    os._exit(int(faiss.cvar.distance_compute_blas_threshold != FOR_64_THREADS))
+leave.set()
+thread.join()
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(code or int(faiss.cvar.distance_compute_blas_threshold != FOR_64_THREADS))
+""")
+
+
+@FORKS
+def test_importing_registers_nothing_for_forks() -> None:
+    forked("""
+import os, sys
+hooks = []
+register = os.register_at_fork
+def watched(**hooked):
+    if "sscd_vec" in sys._getframe(1).f_code.co_filename:
+        hooks.append(hooked)
+    register(**hooked)
+os.register_at_fork = watched
+import sscd_vec.adapters.faiss, sscd_vec.adapters.milvus
+print(len(hooks))
+""")

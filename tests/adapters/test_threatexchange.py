@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,9 +171,40 @@ def test_a_wrong_configuration_is_named(
         SSCDSignal.compare_hash(*SSCDSignal.get_examples()[:2])
     monkeypatch.delenv(extension.NORMALIZER)
     with pytest.raises(
-        RuntimeError, match=f"set {extension.NORMALIZER} .*`sscd-vec normalize fit`"
+        RuntimeError, match=f"`sscd-vec normalize fit`.* Then set {extension.NORMALIZER}"
     ):
         SSCDSignal.hash_from_bytes(picture(1))
+
+
+def test_the_shipped_model_and_normalizer_need_no_configuration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in (extension.MODEL, extension.NORMALIZER):
+        monkeypatch.delenv(name, raising=False)
+    shipped = Normalizer.from_pretrained()
+    assert extension.normalizer().query_fingerprint == shipped.query_fingerprint
+    original, copy, stranger = (
+        SSCDSignal.hash_from_bytes(image)
+        for image in (picture(1, size=288), picture(1, 60, size=240), picture(2, size=288))
+    )
+    same = SSCDSignal.compare_hash(original, copy)
+    assert same.match
+    assert same.distance < SSCDSignal.compare_hash(original, stranger).distance
+    index: SSCDIndex[str] = SSCDIndex.build([(original, "original"), (stranger, "stranger")])
+    assert index.query(copy)[0].metadata == "original"
+
+
+def test_a_model_brings_its_own_normalizer(
+    configured: tuple[Path, Encoder], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder, _ = configured
+    model = tmp_path / "model"
+    shutil.copytree(folder / "model", model)
+    shutil.copy(folder / "normalizer.safetensors", model / "normalizer.safetensors")
+    monkeypatch.setenv(extension.MODEL, str(model))
+    monkeypatch.delenv(extension.NORMALIZER)
+    expected = Normalizer.load(folder / "normalizer.safetensors").query_fingerprint
+    assert extension.normalizer().query_fingerprint == expected
 
 
 def test_the_command_line_hashes_and_matches(

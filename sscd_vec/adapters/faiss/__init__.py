@@ -1,16 +1,13 @@
-"""``FaissIndex``: any FAISS index behind descriptors in, calibrated matches out.
-
-The only package that imports faiss.
-"""
+"""``FaissIndex``: any FAISS index behind descriptors in, calibrated matches out."""
 
 try:
     import faiss
 except ImportError as error:
     raise ImportError("FaissIndex needs FAISS: pip install faiss-cpu (or sscd-vec[gpu])") from error
 
-from sscd_vec.adapters.faiss.background import BackgroundSearch
 from sscd_vec.adapters.faiss.index import FaissIndex
-from sscd_vec.adapters.sidecar import IndexFileError
+from sscd_vec.adapters.faiss.settings import IndexConflict, IndexFileError
+from sscd_vec.adapters.products import BackgroundSearch
 
-__all__ = ["BackgroundSearch", "FaissIndex", "IndexFileError"]
+__all__ = ["BackgroundSearch", "FaissIndex", "IndexConflict", "IndexFileError"]
 del faiss

@@ -11,8 +11,9 @@ except ImportError as error:
     ) from error
 
 from sscd_vec.adapters.milvus.address import Address
-from sscd_vec.adapters.milvus.collection import MilvusCollection
 from sscd_vec.adapters.milvus.connection import MilvusError
+from sscd_vec.adapters.milvus.index import MilvusCollection
+from sscd_vec.adapters.milvus.settings import ForeignCollection
 
-__all__ = ["Address", "MilvusCollection", "MilvusError"]
+__all__ = ["Address", "ForeignCollection", "MilvusCollection", "MilvusError"]
 del pymilvus

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 HIDDEN = "***"
+FOLDER_NAME = 255  # bytes of a name in a file system
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,23 @@ class Address:
         """What must never be printed, longest first."""
         password = self.token.partition(":")[2]
         return sorted({s for s in (self.token, password) if s}, key=len, reverse=True)
+
+
+def require_folder_name(partition: str) -> None:
+    """Refuse a partition that is not a folder name: Lite takes any, and would write elsewhere.
+
+    Raises:
+        ValueError: If it is a path, or too long for a name.
+    """
+    if (
+        partition in (".", "..")
+        or any(character in partition for character in "/\\\0")
+        or len(partition.encode(errors="surrogatepass")) > FOLDER_NAME
+    ):
+        raise ValueError(
+            f"partition: expected the name of a folder, at most {FOLDER_NAME} bytes without / or "
+            f"\\, got {partition[:80]!r}; a hash of it will do"
+        )
 
 
 def _joined(user: str, password: str) -> str:

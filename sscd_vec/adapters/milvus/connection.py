@@ -5,11 +5,13 @@ that a restarting server failed is simply made again.
 """
 
 import logging
+import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from sscd_vec.adapters.milvus.address import Address
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 _NOT_LOADED = "not loaded"
+_LITE_VERSION = "milvus_lite"  # a server of PyPI's calls itself "2.3.5-lite"
 # What a server says while it is away, starting, or handing its data over.
 _PASSING = (
     "unavailable",
@@ -79,14 +82,25 @@ class Connection:
         retry_for: Seconds to keep trying while the server is unreachable.
         options: Passed to ``MilvusClient``: ``secure``, ``server_pem_path``, ``client_key_path``, …
 
+        client: A client that somebody else made, in place of one for ``address``. It is neither
+            replaced nor closed here.
+
     Attributes:
         closed: Whether ``close`` was called; every other call is refused then.
+        is_lite: Whether it is a Milvus Lite file.
     """
 
     closed = False
+    is_lite = False
+    _is_given = _shares_file = False
 
     def __init__(
-        self, address: Address, timeout: float, retry_for: float, options: Mapping[str, object]
+        self,
+        address: Address,
+        timeout: float,
+        retry_for: float,
+        options: Mapping[str, object],
+        client: MilvusClient | None = None,
     ) -> None:
         """Connect."""
         secret = sorted(options.keys() & {"token", "user", "password"})
@@ -97,10 +111,14 @@ class Connection:
             )
         self.address = address
         self._timeout, self._retry_for, self._options = timeout, retry_for, dict(options)
-        self._client: MilvusClient | None = None
+        self._client, self._is_given = client, client is not None
+        self.is_lite = address.is_lite and client is None
+        self._shares_file = self.is_lite and _is_served_to_others(address.uri)
         _open.add(self)
         try:
             self.call("list_collections")
+            if client is not None:
+                self.is_lite = str(self.call("get_server_version")).startswith(_LITE_VERSION)
         except BaseException:
             self.close()
             raise
@@ -143,17 +161,18 @@ class Connection:
         return self._connected()
 
     def close(self) -> None:
-        """Close the client; with the last one of a Lite file, other processes may open it."""
+        """Close the client; with the last one of a Lite file, other processes may open it.
+
+        A file that somebody else's client had opened before stays open.
+        """
         self._drop_client()
         self.closed = True
-        if not self.address.is_lite:
+        if self._is_given or not self.address.is_lite:
             return
         with _releasing:
             _open.discard(self)
-            path = Path(self.address.uri).absolute()
-            if not any(Path(other.address.uri).absolute() == path for other in _open):
-                manager = import_module("milvus_lite.server_manager")  # optional, and untyped
-                manager.server_manager_instance.release_server(self.address.uri)
+            if not self._shares_file and not _users_of(self.address.uri):
+                _lite_servers().release_server(self.address.uri)
 
     def _connected(self) -> MilvusClient:
         if self._client is None:
@@ -173,6 +192,8 @@ class Connection:
             logger.debug("loading %s: %s", collection, type(error).__name__)  # the call will tell
 
     def _drop_client(self) -> None:
+        if self._is_given:
+            return
         client, self._client = self._client, None
         if client is not None:
             try:
@@ -181,7 +202,7 @@ class Connection:
                 logger.debug("closing a broken client: %s", type(error).__name__)
 
     def _is_passing(self, error: Exception) -> bool:
-        if self.address.is_lite:
+        if self.is_lite:
             return False
         if isinstance(error, grpc.FutureTimeoutError):
             return True
@@ -211,9 +232,39 @@ class Connection:
         raise kind(message) from (error if clean else None)
 
 
+@contextmanager
+def closed_on_error(connection: Connection) -> Iterator[None]:
+    """Close a connection whose owner could not be made, so that nobody else can close it."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
 # Lite serves a file to a whole process and stops for all of it: only the last to close may say so.
 _open: WeakSet[Connection] = WeakSet()
 _releasing = threading.Lock()
+
+
+def _users_of(uri: str) -> list[Connection]:
+    """Connections of ours to a Lite file."""
+    path = os.path.abspath(uri)
+    return [each for each in _open if os.path.abspath(each.address.uri) == path]
+
+
+def _is_served_to_others(uri: str) -> bool:
+    """Whether somebody else in this process has opened a Lite file before us."""
+    users = _users_of(uri)
+    if users:
+        return users[0]._shares_file
+    with suppress(ImportError):
+        return os.path.abspath(uri) in getattr(_lite_servers(), "_servers", {})
+    return False
+
+
+def _lite_servers() -> Any:  # noqa: ANN401
+    return import_module("milvus_lite.server_manager").server_manager_instance  # optional, untyped
 
 
 def _rpc_error(error: BaseException | None) -> grpc.RpcError | None:

@@ -1,13 +1,14 @@
-"""A collection's schema and settings: what is written into it when it is made, and read back.
+"""A collection's schema and settings: written into it when it is made, and read back.
 
-Milvus cannot be asked which normalizer made its vectors, so the collection carries that itself, as
-a property (Lite forgets descriptions, not properties).
+Milvus does not know which normalizer made its vectors, so the collection carries that itself, as a
+property (Lite forgets descriptions, not properties). An adopted collection has no such property:
+there the settings come from its schema.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
 from pymilvus import CollectionSchema, DataType, MilvusClient
 
@@ -16,8 +17,7 @@ from sscd_vec.normalize import Metric, Normalizer
 
 PROPERTY = "sscd_vec"
 FORMAT = 1
-ID, VECTOR = "id", "vector"
-RESERVED = {ID, VECTOR}
+ID, VECTOR, METADATA = "id", "vector", "$meta"
 IndexType = Literal["FLAT", "HNSW", "IVF_FLAT", "IVF_SQ8", "IVF_PQ", "AUTOINDEX"] | str
 Params = Mapping[str, Any]
 
@@ -36,6 +36,7 @@ SEARCH: dict[str, dict[str, Any]] = {
     "IVF_PQ": {"nprobe": 16},
 }
 EXACT = {"FLAT", "GPU_BRUTE_FORCE", "BRUTE_FORCE"}
+_KEPT = ("reference_fingerprint", "metric", "index_type", "id_type", "dim", "params", "format")
 LITE = ("FLAT", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX", "BRUTE_FORCE")
 
 
@@ -48,13 +49,18 @@ class Settings:
     """What a collection was made with.
 
     Attributes:
-        reference_fingerprint: Of the normalizer its vectors were made with.
+        reference_fingerprint: Of the normalizer its vectors were made with; empty if adopted.
         metric: ``"ip"``, ``"l2"`` or ``"cosine"``; the scores are the same.
         index_type: As Milvus names it.
         id_type: Type of the primary key.
         dim: Dimensions stored, padding included.
         params: Build parameters of the index.
         format: Of this record.
+        id_field: Name of the primary key.
+        vector_field: Name of the vectors.
+        metadata_fields: Names of the rest; ``$meta`` stands for all dynamic fields.
+        plain: Whether it was adopted and holds plain descriptors.
+        makes_ids: Whether Milvus makes up the ids, so that none can be added.
     """
 
     reference_fingerprint: str
@@ -64,6 +70,11 @@ class Settings:
     dim: int
     params: Params
     format: int = FORMAT
+    id_field: str = ID
+    vector_field: str = VECTOR
+    metadata_fields: tuple[str, ...] = (METADATA,)
+    plain: bool = False
+    makes_ids: bool = False
 
     @classmethod
     def choose(
@@ -90,8 +101,8 @@ class Settings:
         text = description.get("properties", {}).get(PROPERTY)
         if text is None:
             raise ForeignCollection(
-                f"collection {name!r} exists but was not made by sscd-vec, so its vectors mean "
-                "something else; choose another name"
+                f"collection {name!r} exists but was not made by sscd-vec; choose another name, or "
+                "if it holds plain descriptors use MilvusCollection.adopt"
             )
         fields = json.loads(text)
         if fields.get("format") != FORMAT:
@@ -100,6 +111,52 @@ class Settings:
                 "the version of sscd-vec that made it"
             )
         return cls(**fields)
+
+    @classmethod
+    def adopt(
+        cls,
+        description: Mapping[str, Any],
+        index: Mapping[str, Any],
+        id_field: str,
+        vector_field: str,
+    ) -> "Settings":
+        """The settings of somebody else's collection of plain descriptors.
+
+        Raises:
+            ForeignCollection: If its fields are of other types, or its metric gives no scores.
+        """
+        what = f"collection {description['collection_name']!r}"
+        fields = {field["name"]: field for field in description["fields"]}
+        key, vector = fields.get(id_field), fields.get(vector_field)
+        kinds = {DataType.VARCHAR: "str", DataType.INT64: "int"}
+        if key is None or not key.get("is_primary") or key["type"] not in kinds:
+            raise ForeignCollection(
+                f"adopt: expected a primary key {id_field!r} of integers or strings in {what}, "
+                f"which has the fields {sorted(fields)}"
+            )
+        if vector is None or vector["type"] != DataType.FLOAT_VECTOR:
+            raise ForeignCollection(
+                f"adopt: expected float vectors {vector_field!r} in {what}, which has the fields "
+                f"{sorted(fields)}"
+            )
+        metric = str(index.get("metric_type", "")).lower()
+        if metric not in get_args(Metric):
+            raise ForeignCollection(f"adopt: expected IP, L2 or COSINE, got {metric!r} in {what}")
+        rest = [name for name in fields if name not in (id_field, vector_field)]
+        dynamic = [METADATA] if description.get("enable_dynamic_field") else []
+        return cls(
+            "",
+            cast(Metric, metric),
+            str(index.get("index_type")),
+            cast(IdType, kinds[key["type"]]),
+            int(vector["params"]["dim"]),
+            {},
+            id_field=id_field,
+            vector_field=vector_field,
+            metadata_fields=(*rest, *dynamic),
+            plain=True,
+            makes_ids=bool(key.get("auto_id") or description.get("auto_id")),
+        )
 
     def check(
         self, normalizer: Normalizer, metric: Metric | None, index_type: str | None, name: str
@@ -123,7 +180,7 @@ class Settings:
                 )
 
     def check_lite(self) -> None:
-        """Refuse an index type that Lite takes without a word, and cannot build later.
+        """Refuse an index type that Lite accepts silently and cannot build later.
 
         Raises:
             ValueError: Naming those it can.
@@ -137,12 +194,8 @@ class Settings:
     @property
     def properties(self) -> dict[str, str]:
         """As Milvus keeps them."""
-        return {PROPERTY: json.dumps({**asdict(self), "params": dict(self.params)})}
-
-    @property
-    def exact(self) -> bool:
-        """Whether a search compares with every vector."""
-        return self.index_type in EXACT
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return {PROPERTY: json.dumps({**kept, "params": dict(self.params)})}
 
     def schema(self, id_length: int) -> CollectionSchema:
         """Key, vector, and whatever else as dynamic fields."""
@@ -174,7 +227,7 @@ class Settings:
 
 
 def require_metric(metric: Metric | None) -> None:
-    """Refuse what is no metric; None is whatever the collection has.
+    """Refuse what is not a metric; None is whatever the collection has.
 
     Raises:
         ValueError: Naming the three there are.
@@ -183,9 +236,9 @@ def require_metric(metric: Metric | None) -> None:
         raise ValueError(f"metric: expected one of {get_args(Metric)}, got {metric!r}")
 
 
-def longest_id(description: Mapping[str, Any], otherwise: int) -> int:
+def longest_id(description: Mapping[str, Any], id_field: str, otherwise: int) -> int:
     """Bytes a string id may have, from a collection's description."""
     for field in description.get("fields", ()):
-        if field.get("name") == ID:
+        if field.get("name") == id_field:
             return int(field.get("params", {}).get("max_length", otherwise))
     return otherwise

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sscd_vec.adapters.columns import IntColumn, RowTable
+from sscd_vec.adapters.faiss.rows import IntColumn, RowTable
 
 
 def test_integers_grow_and_keep_their_order() -> None:
@@ -21,7 +21,7 @@ def test_reading_changes_nothing(ids: list[int | str]) -> None:
     table.append(ids, None, "int" if ids[0] == 1 else "str")
     before = dict(vars(table._ids))
     for _ in range(2):
-        assert table.ids_at(np.array([2, 0])).tolist() == [ids[2], ids[0]]
+        assert table.at(np.array([2, 0]))[0].tolist() == [ids[2], ids[0]]
         assert len(table) == 3
     assert all(value is before[name] for name, value in vars(table._ids).items())
 
@@ -37,6 +37,6 @@ def test_rows_by_id_are_seen_whole_or_not_at_all() -> None:
             made_meanwhile.append(table._row_of)
             return super().__contains__(row)
 
-    table._dead, table._row_of = Dead(table._dead), None
+    table.dead, table._row_of = Dead(table.dead), None
     assert sorted(table.row_of) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     assert made_meanwhile == [None] * 10

@@ -1,23 +1,26 @@
-"""The sidecar of a FAISS file: the index file it belongs to, and the ids and metadata of its rows.
+"""The sidecar of a FAISS file: what was saved, and the ids and metadata of its rows.
 
-``photos.faiss`` is a plain FAISS file. ``photos.faiss.sidecar`` is a safetensors file with the ids,
+``images.faiss`` is a plain FAISS file. ``images.faiss.sidecar`` is a safetensors file with the ids,
 the metadata, the reference fingerprint and the size and SHA-256 of the index file it belongs to.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save as to_safetensors
 
-from sscd_vec.adapters.columns import Arrays
+from sscd_vec.adapters.faiss.rows import Arrays
+from sscd_vec.files import file_sha256, staging_path
 
 FORMAT = 1
 KEY = "sscd_vec.sidecar"
 SAMPLE = 1 << 20  # bytes at either end of an index file that identify it without reading it all
+States = dict[Path, tuple[int, ...] | None]
 _DTYPES = {"U8": np.uint8, "I64": np.int64}
 
 
@@ -25,8 +28,12 @@ class IndexFileError(ValueError):
     """Not an index this version can open: truncated, foreign, altered, orphaned or newer."""
 
 
+class IndexConflict(RuntimeError):
+    """Another process saved the same file; saving over it would lose what that process added."""
+
+
 @dataclass(frozen=True)
-class Sidecar:
+class Settings:
     """What is known about an index file besides its rows.
 
     Attributes:
@@ -36,6 +43,7 @@ class Sidecar:
         dim: Dimensions stored, padding included.
         rows: Vectors in the index file, dead ones included.
         generation: How often this index has been saved.
+        plain: Whether it was adopted and holds plain descriptors.
         size: Bytes of the index file.
         sha256: Of the whole index file.
         ends: SHA-256 of its size, first and last mebibyte: tells most generations apart quickly.
@@ -49,21 +57,22 @@ class Sidecar:
     dim: int
     rows: int
     generation: int
+    plain: bool = False
     size: int = 0
     sha256: str = ""
     ends: str = ""
     content: str = ""
     format: int = FORMAT
 
+    def to_sidecar(self, arrays: Arrays) -> bytes:
+        """The sidecar file with these arrays."""
+        made: bytes = to_safetensors(arrays, metadata={KEY: json.dumps(asdict(self))})
+        return made
+
 
 def sidecar_path(path: Path) -> Path:
     """Where the sidecar of an index file is."""
     return path.with_name(path.name + ".sidecar")
-
-
-def aside(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
-    return path.with_name(path.name + ".new")
 
 
 def find_sidecar(path: Path, whole: bool) -> Path:
@@ -80,37 +89,23 @@ def find_sidecar(path: Path, whole: bool) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such index file")
     beside = sidecar_path(path)
-    present = [p for p in (beside, aside(beside)) if p.is_file()]
+    present = [p for p in (beside, staging_path(beside)) if p.is_file()]
     if not present:
         raise IndexFileError(
             f"{path}: its sidecar {beside.name} is missing, so its ids and fingerprint are "
-            "unknown; copy both files together, or use faiss.read_index if it is not from sscd-vec"
+            "unknown; copy both files together, or if it is not from sscd-vec, use "
+            "FaissIndex.adopt(faiss.read_index(path), ids)"
         )
-    problems = []
-    size, ends = path.stat().st_size, ends_digest(path)
-    fitting = []
-    for candidate in present:
-        try:
-            about = read_header(candidate)[0]
-        except IndexFileError as error:
-            problems.append(str(error))
-            continue
-        if (about.size, about.ends) == (size, ends):
-            fitting.append((candidate, about))
-        else:
-            problems.append(
-                f"{candidate.name} belongs to another index file (of {about.size} bytes, this one "
-                f"has {size})"
-            )
+    problems: list[str] = []
+    fitting = _with_same_ends(path, present, problems)
     if fitting and (whole or len(fitting) > 1):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(path)
         problems += [
-            f"{p.name} names SHA-256 {about.sha256}, the file has {digest}"
-            for p, about in fitting
-            if about.sha256 != digest
+            f"{p.name} names SHA-256 {settings.sha256}, the file has {digest}"
+            for p, settings in fitting
+            if settings.sha256 != digest
         ]
-        fitting = [(p, about) for p, about in fitting if about.sha256 == digest]
+        fitting = [(p, settings) for p, settings in fitting if settings.sha256 == digest]
     if not fitting:
         raise IndexFileError(
             f"{path}: truncated, altered, or not saved together with its sidecar: "
@@ -119,13 +114,35 @@ def find_sidecar(path: Path, whole: bool) -> Path:
     return fitting[0][0]
 
 
-def states(path: Path) -> dict[Path, tuple[int, ...] | None]:
+def _with_same_ends(
+    path: Path, sidecars: list[Path], problems: list[str]
+) -> list[tuple[Path, Settings]]:
+    """Sidecars that name the size and both ends of an index file; why the others do not."""
+    size, ends = path.stat().st_size, ends_digest(path)
+    fitting = []
+    for candidate in sidecars:
+        try:
+            settings = read_header(candidate)[0]
+        except IndexFileError as error:
+            problems.append(str(error))
+            continue
+        if (settings.size, settings.ends) == (size, ends):
+            fitting.append((candidate, settings))
+        else:
+            problems.append(
+                f"{candidate.name} belongs to another index file (of {settings.size} bytes, this "
+                f"one has {size})"
+            )
+    return fitting
+
+
+def states(path: Path) -> States:
     """What tells one generation's index and sidecars from the next; None for what is not there.
 
     An inode alone does not: a file system soon gives that of a replaced file to another.
     """
     beside = sidecar_path(path)
-    return {each: _state(each) for each in (path, beside, aside(beside))}
+    return {each: _state(each) for each in (path, beside, staging_path(beside))}
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
@@ -133,16 +150,21 @@ def _state(path: Path) -> tuple[int, ...] | None:
         stat = path.stat()
     except FileNotFoundError:
         return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def read_sidecar(path: Path, mapped: bool) -> tuple[Sidecar, Arrays]:
-    """Read a sidecar; its arrays are mapped from the file or read and checked.
+def read_sidecar(path: Path, mapped: bool, verified: bool) -> tuple[Settings, Arrays]:
+    """Read a sidecar.
+
+    Args:
+        path: The sidecar.
+        mapped: Map its arrays from the file rather than reading them.
+        verified: Skip the check of the arrays' hash.
 
     Raises:
         IndexFileError: If it is not a whole sidecar of a format known here.
     """
-    about, entries, begin = read_header(path)
+    settings, entries, begin = read_header(path)
     data: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
     try:
         if not mapped:
@@ -151,13 +173,13 @@ def read_sidecar(path: Path, mapped: bool) -> tuple[Sidecar, Arrays]:
             data = np.memmap(path, dtype=np.uint8, mode="r", offset=begin)
         arrays = {name: _array(data, entry) for name, entry in entries.items()}
     except (KeyError, TypeError, ValueError) as error:
-        # Also what comes of a header and the data of the next save: who reads may try again.
+        # Also the header of one save and the arrays of the next: a reader may try again.
         raise IndexFileError(f"{path}: damaged (its header does not fit its arrays)") from error
-    if not mapped and content_digest(arrays) != about.content:
+    if not verified and content_digest(arrays) != settings.content:
         raise IndexFileError(
             f"{path}: damaged (its arrays do not have the hash they were saved with)"
         )
-    return about, arrays
+    return settings, arrays
 
 
 def _array(data: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[Any]:
@@ -166,8 +188,8 @@ def _array(data: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[Any]:
     return array
 
 
-def read_header(path: Path) -> tuple[Sidecar, dict[str, Any], int]:
-    """The description in a sidecar, the places of its arrays, and where the data begins."""
+def read_header(path: Path) -> tuple[Settings, dict[str, Any], int]:
+    """The settings in a sidecar, the places of its arrays, and where the data begins."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -177,7 +199,7 @@ def read_header(path: Path) -> tuple[Sidecar, dict[str, Any], int]:
         about: dict[str, Any] = json.loads(header["__metadata__"][KEY])
         form = about.get("format")
         end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-    except (AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OSError, RecursionError) as error:
         raise IndexFileError(f"{path}: not a sidecar written by sscd-vec, or truncated") from error
     if form != FORMAT:
         raise IndexFileError(
@@ -186,12 +208,15 @@ def read_header(path: Path) -> tuple[Sidecar, dict[str, Any], int]:
         )
     if size < end:
         raise IndexFileError(f"{path}: truncated, expected {end} bytes, got {size}")
-    known = {field.name for field in fields(Sidecar)}
+    known = {field.name: field.type for field in fields(Settings)}
+    wrong = [name for name in known.keys() & about.keys() if type(about[name]) is not known[name]]
     try:
-        sidecar = Sidecar(**{name: about[name] for name in known & about.keys()})
+        settings = Settings(**{name: about[name] for name in known.keys() & about.keys()})
     except TypeError as error:
         raise IndexFileError(f"{path}: damaged ({error})") from error
-    return sidecar, entries, 8 + length
+    if wrong or settings.metric not in ("ip", "l2"):
+        raise IndexFileError(f"{path}: damaged (not a setting: {wrong or settings.metric})")
+    return settings, entries, 8 + length
 
 
 def ends_digest(path: Path) -> str:

@@ -1,8 +1,8 @@
-"""Ids and metadata by row: what FAISS, which knows only row numbers, does not keep.
+"""Ids and metadata by row, which FAISS does not keep: it knows row numbers only.
 
 Columns come from arrays (possibly mapped from a file, so that opening ten million rows costs
-nothing) and grow behind them. Reading changes nothing that another reader could see half done:
-many threads search at once.
+nothing) and grow behind them. Readers may share them: what a reader computes and keeps is stored in
+one step.
 """
 
 import json
@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.adapters.arguments import IdType, require_names
+from sscd_vec.adapters.arguments import IdType, to_json
 from sscd_vec.adapters.matches import Metadata
 
 Arrays = dict[str, NDArray[Any]]
+
+_CHECKED = 1 << 16  # strings decoded at a time
 
 
 class StringColumn:
@@ -56,6 +58,23 @@ class StringColumn:
         data, offsets = self._data.tobytes(), self._offsets.tolist()
         stored = [data[b:e].decode() for b, e in zip(offsets[:-1], offsets[1:], strict=True)]
         return stored + self._tail
+
+    def check(self, rows: int) -> None:
+        """Refuse stored strings that are not ``rows`` pieces of UTF-8.
+
+        Raises:
+            ValueError: Saying what is wrong.
+        """
+        offsets, data = self._offsets, self._data
+        if offsets.dtype.str + data.dtype.str != "<i8|u1" or offsets.shape != (rows + 1,):
+            raise ValueError(f"expected {rows} strings, got offsets of shape {offsets.shape}")
+        if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
+            raise ValueError("its strings overlap, or do not fill what is there")
+        if ((data[offsets[:-1][np.diff(offsets) > 0]] & 0xC0) == 0x80).any():
+            raise ValueError("a string begins within a character")
+        for begin in range(0, rows, _CHECKED):
+            end = min(begin + _CHECKED, rows)
+            data[offsets[begin] : offsets[end]].tobytes().decode()
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """``(data, offsets)`` of all rows, as the constructor takes them."""
@@ -103,6 +122,10 @@ class RowTable:
     """Which id and metadata each row of an index has, and which rows are dead.
 
     Removing or replacing an id leaves a dead row (a tombstone) until the index is compacted.
+
+    Attributes:
+        id_type: Type of the ids; None as long as there are none.
+        dead: Numbers of the dead rows.
     """
 
     def __init__(
@@ -116,7 +139,7 @@ class RowTable:
         self.id_type = id_type
         self._ids = ids
         self._metadata = metadata
-        self._dead: set[int] = set() if dead is None else set(dead.tolist())
+        self.dead: set[int] = set() if dead is None else set(dead.tolist())
         self._row_of: dict[str | int, int] | None = None
         self._alive: NDArray[np.bool_] | None = None  # until the next change
 
@@ -125,13 +148,8 @@ class RowTable:
         return 0 if self._ids is None else len(self._ids)
 
     @property
-    def dead(self) -> int:
-        """Number of dead rows."""
-        return len(self._dead)
-
-    @property
     def row_of(self) -> dict[str | int, int]:
-        """Living rows by id; made on first need, so that who only searches never pays for it."""
+        """Living rows by id; made when first needed, because searching does not need it."""
         row_of = self._row_of
         if row_of is None:
             ids: list[Any] = []
@@ -139,31 +157,20 @@ class RowTable:
                 ids = self._ids.array().tolist()
             elif self._ids is not None:
                 ids = self._ids.tolist()
-            if self._dead:
-                row_of = {i: row for row, i in enumerate(ids) if row not in self._dead}
+            if self.dead:
+                row_of = {i: row for row, i in enumerate(ids) if row not in self.dead}
             else:
                 row_of = dict(zip(ids, range(len(ids)), strict=True))
             self._row_of = row_of  # whole: another thread may be asking
         return row_of
-
-    @staticmethod
-    def encode(metadata: list[Metadata | None] | None) -> list[str] | None:
-        """Metadata as ``append`` takes it.
-
-        Raises:
-            TypeError: If a name is no string, or JSON cannot hold a value.
-        """
-        if metadata is None or not any(metadata):
-            return None
-        return [_to_json(row) if row else "" for row in metadata]
 
     def append(
         self, ids: list[Any], metadata: list[str] | None, id_type: IdType, new: bool = False
     ) -> None:
         """Append rows, letting older rows of the same ids die.
 
-        The ids must not repeat among themselves. Who knows that they are ``new`` to the table, as
-        to an empty one, need not pay for ``row_of``.
+        The ids must not repeat among themselves. If the caller knows that they are ``new`` to the
+        table, ``row_of`` is not needed.
         """
         begin = len(self)
         row_of = self.row_of if begin and not new else None
@@ -173,7 +180,7 @@ class RowTable:
             empty = np.empty(0, dtype=np.int64)
             self._ids = IntColumn(empty) if id_type == "int" else StringColumn.empty()
         if row_of and not row_of.keys().isdisjoint(ids):
-            self._dead.update(row_of[i] for i in ids if i in row_of)
+            self.dead.update(row_of[i] for i in ids if i in row_of)
         if metadata is not None and self._metadata is None:
             self._metadata = StringColumn.empty()
             self._metadata.extend([""] * begin)
@@ -188,7 +195,7 @@ class RowTable:
     def remove(self, ids: list[Any]) -> int:
         """Let the rows of these ids die; ids that are not there are not counted."""
         rows = [row for row in (self.row_of.pop(i, None) for i in ids) if row is not None]
-        self._dead.update(rows)
+        self.dead.update(rows)
         self._alive = None
         return len(rows)
 
@@ -197,22 +204,21 @@ class RowTable:
         mask = self._alive
         if mask is None:
             mask = np.ones(len(self), dtype=np.bool_)
-            mask[np.fromiter(self._dead, dtype=np.int64, count=len(self._dead))] = False
+            mask[np.fromiter(self.dead, dtype=np.int64, count=len(self.dead))] = False
             self._alive = mask
         return mask
 
-    def ids_at(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Ids of some rows: int64, or object for strings."""
+    def at(
+        self, rows: NDArray[np.int64], metadata: bool = True
+    ) -> tuple[NDArray[Any], list[Metadata | None] | None]:
+        """Ids (int64, or object for strings) and metadata of some rows; None if there is none."""
+        more: list[Metadata | None] | None = None
+        if metadata and self._metadata is not None:
+            more = [json.loads(text) if text else None for text in self._metadata.take(rows)]
         if isinstance(self._ids, IntColumn):
-            return self._ids.array()[rows]
+            return self._ids.array()[rows], more
         strings = [] if self._ids is None else self._ids.take(rows)
-        return np.fromiter(strings, dtype=object, count=len(strings))
-
-    def metadata_at(self, rows: NDArray[np.int64]) -> list[Metadata | None] | None:
-        """Metadata of some rows; None if the table holds none at all."""
-        if self._metadata is None:
-            return None
-        return [json.loads(text) if text else None for text in self._metadata.take(rows)]
+        return np.fromiter(strings, dtype=object, count=len(strings)), more
 
     def compacted(self) -> "RowTable":
         """The same without dead rows."""
@@ -227,7 +233,7 @@ class RowTable:
 
     def arrays(self) -> Arrays:
         """Everything, as arrays for a file."""
-        arrays: Arrays = {"dead": np.array(sorted(self._dead), dtype=np.int64)}
+        arrays: Arrays = {"dead": np.array(sorted(self.dead), dtype=np.int64)}
         if isinstance(self._ids, IntColumn):
             arrays["ids.int"] = np.ascontiguousarray(self._ids.array())
         elif self._ids is not None:
@@ -249,15 +255,30 @@ class RowTable:
             return cls("str", ids, metadata, arrays["dead"])
         return cls()
 
+    def check(self) -> None:
+        """Refuse columns from a file that do not belong together.
 
-def _to_json(row: Metadata) -> str:
-    try:
-        text = json.dumps(row, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        text.encode()  # half a surrogate pair cannot be; better said now than by save
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(
-            f"metadata: expected what JSON can hold, got {row!r} ({error}); convert it first"
-        ) from error
-    require_names(row)
-    return text
+        Raises:
+            ValueError: Saying what is wrong.
+        """
+        rows = len(self)
+        if isinstance(self._ids, StringColumn):
+            self._ids.check(rows)
+        elif isinstance(self._ids, IntColumn) and self._ids.array().dtype != np.int64:
+            raise ValueError("its integer ids are not int64")
+        if self._metadata is not None:
+            self._metadata.check(rows)
+        if self.dead and not (0 <= min(self.dead) and max(self.dead) < rows):
+            raise ValueError("rows are dead that do not exist")
+
+
+def encoded(metadata: list[Metadata | None] | None) -> list[str] | None:
+    """Metadata as ``RowTable.append`` takes it.
+
+    Raises:
+        TypeError: If a name is not a string, or JSON cannot hold a value.
+        ValueError: If a number is not finite, or text is not Unicode.
+    """
+    if metadata is None or not any(metadata):
+        return None
+    return [to_json(row) if row else "" for row in metadata]

@@ -1,4 +1,4 @@
-"""A collection in Milvus as a place: made, opened, loaded, flushed, counted, emptied."""
+"""A partition of a Milvus collection: made, opened, loaded, filled, flushed, counted, emptied."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -6,25 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from sscd_vec.adapters.arguments import INT64, IdType, require_id_length
+from sscd_vec.adapters.arguments import INT64, Batch, IdType, require_id_length
 from sscd_vec.adapters.matches import Metadata
+from sscd_vec.adapters.milvus.address import require_folder_name
 from sscd_vec.adapters.milvus.connection import Connection, MilvusError
-from sscd_vec.adapters.milvus.rows import in_expression
-from sscd_vec.adapters.milvus.settings import ID, VECTOR, Params, Settings, longest_id
+from sscd_vec.adapters.milvus.rows import Part, in_expression, key_blocks
+from sscd_vec.adapters.milvus.settings import VECTOR, Params, Settings, longest_id
 from sscd_vec.normalize import Metric, Normalizer
 
 DEFAULT_PARTITION = "_default"
 LITE_UNFLUSHED = 1000  # rows Lite may walk in Python before a search is worth a flush
-KEYS = 4096  # ids per filter expression
 METADATA_KEYS = 512  # ids whose metadata, of 64 KB at most on a server, fit into one message
-KEY_BYTES = 8 << 20  # and bytes
 # A server (2.3) cannot read the one in a filter, and finds nothing for the other.
 UNFINDABLE = (int(INT64.min), int(INT64.max))
-FOLDER_NAME = 255  # bytes of a name in a file system
 INDEX_SECONDS = 5.0  # for another process to give the collection it has just made its index
 
 
-class Table:
+class Storage:
     """One partition of one collection. It is made when first written to.
 
     Args:
@@ -37,6 +35,12 @@ class Table:
         index_params: Build parameters for a new collection.
         consistency: Consistency level of reads.
         id_length: Longest string id in bytes, for a new collection.
+        adopted: Settings of a collection that somebody else made.
+
+    Attributes:
+        settings: What the collection was made with; None before it is made.
+        wanted_metric: Of the collection, should it have to be made.
+        unflushed: Rows sent since the last flush.
     """
 
     def __init__(
@@ -46,25 +50,28 @@ class Table:
         partition: str,
         normalizer: Normalizer,
         *,
-        metric: Metric | None,
-        index_type: str | None,
-        index_params: Params | None,
-        consistency: str,
-        id_length: int,
+        metric: Metric | None = None,
+        index_type: str | None = None,
+        index_params: Params | None = None,
+        consistency: str = "Strong",
+        id_length: int = 512,
+        adopted: Settings | None = None,
     ) -> None:
         """Open the collection if it exists.
 
         Raises:
             ValueError: If Lite could not keep a partition of this name.
         """
-        if connection.address.is_lite:
+        if connection.is_lite:
             require_folder_name(partition)
         self.connection, self.name, self.partition = connection, name, partition
         self.settings: Settings | None = None
         self.consistency, self.id_length = consistency, id_length
         self.unflushed = 0
         self._normalizer = normalizer
+        self.wanted_metric: Metric = metric or "ip"
         self._wanted = metric, index_type, index_params
+        self._adopted = adopted
         self._partition_exists = False
         if self.call("has_collection"):
             self._open()
@@ -72,7 +79,7 @@ class Table:
     @property
     def is_lite(self) -> bool:
         """Whether this is a Milvus Lite file."""
-        return self.connection.address.is_lite
+        return self.connection.is_lite
 
     @property
     def id_type(self) -> IdType | None:
@@ -98,7 +105,7 @@ class Table:
         return self.settings
 
     def readable(self) -> bool:
-        """Whether there is a collection and our partition of it, made by whomever."""
+        """Whether there are the collection and our partition of it, whoever made them."""
         if self.settings is None and self.call("has_collection"):
             self._open()
         if self.settings is not None and not self._partition_exists:
@@ -110,9 +117,9 @@ class Table:
         """The settings of the collection, or those it would be made with."""
         if self.settings is not None:
             return self.settings
-        metric, index_type, params = self._wanted
+        _, index_type, params = self._wanted
         settings = Settings.choose(
-            self._normalizer, metric or "ip", index_type or "FLAT", params, id_type
+            self._normalizer, self.wanted_metric, index_type or "FLAT", params, id_type
         )
         if self.is_lite:
             settings.check_lite()
@@ -144,34 +151,64 @@ class Table:
 
     def present(self, ids: Sequence[Any], partitions: list[str] | None = None) -> set[Any]:
         """Which of these ids are there."""
-        found: set[Any] = set()
+        key, found = self.opened().id_field, set[Any]()
         for some in key_blocks([i for i in ids if i not in UNFINDABLE]):
             rows = self.query(
-                filter=in_expression(some),
-                output_fields=[ID],
+                filter=in_expression(some, key),
+                output_fields=[key],
                 partition_names=partitions or [self.partition],
             )
-            found.update(row[ID] for row in rows)
+            found.update(row[key] for row in rows)
         return found
 
     def metadata(self, ids: Sequence[Any]) -> dict[Any, Metadata | None]:
         """Metadata of these ids, of those that are there, in answers that a server can send."""
-        found: dict[Any, Metadata | None] = {}
+        settings, found = self.opened(), dict[Any, Metadata | None]()
         for some in key_blocks(ids, METADATA_KEYS):
             rows = self.query(
-                filter=in_expression(some),
-                output_fields=["$meta"],
+                filter=in_expression(some, settings.id_field),
+                output_fields=[*settings.metadata_fields],
                 partition_names=[self.partition],
             )
             for row in rows:
-                key = row.pop(ID)
+                key = row.pop(settings.id_field)
                 found[key] = row or None
         return found
 
+    def batches(self, rows: int) -> Iterator[Batch]:
+        """Ids, vectors and metadata of all rows of the partition, in batches."""
+        settings = self.opened()
+        pages = self.call(
+            "query_iterator",
+            batch_size=rows,
+            output_fields=[settings.id_field, settings.vector_field, *settings.metadata_fields],
+            partition_names=[self.partition],
+            consistency_level=self.consistency,
+        )
+        while found := pages.next():
+            ids = [row.pop(settings.id_field) for row in found]
+            vectors = np.array([row.pop(settings.vector_field) for row in found], np.float32)
+            yield ids, vectors, [row or None for row in found]
+        pages.close()
+
+    def put(self, part: Part) -> None:
+        """Insert rows, or replace those that are there."""
+        settings = self.opened()
+        if settings.makes_ids:
+            raise MilvusError(
+                f"collection {self.name!r} makes up its ids (auto_id), so nothing can be added "
+                "under an id of one's own; migrate it to a new collection"
+            )
+        # Lite's upsert merges old metadata into the new row; its insert replaces the row.
+        verb = "insert" if self.is_lite else "upsert"
+        self.call(verb, data=part.entities(settings), partition_name=self.partition)
+        self.unflushed += len(part.ids)
+
     def delete(self, ids: set[Any]) -> None:
         """Delete rows that are there."""
+        key = self.opened().id_field
         for some in key_blocks(sorted(ids)):
-            self.call("delete", filter=in_expression(some), partition_name=self.partition)
+            self.call("delete", filter=in_expression(some, key), partition_name=self.partition)
 
     def check_ids(self, ids: Sequence[Any], settings: Settings) -> None:
         """Refuse ids that the collection, or the one to be made, could not give back.
@@ -211,16 +248,24 @@ class Table:
                 "tenant into the id, use one collection per tenant, or a server"
             )
 
-    def flush(self) -> None:
-        """Let Milvus seal and index what was added."""
-        if self.settings is not None and self.unflushed:
-            self.call("flush")
-            self.unflushed = 0
+    def flush(self) -> bool:
+        """Let Milvus seal and index what was added; return whether there was anything."""
+        if self.settings is None or not self.unflushed:
+            return False
+        self.call("flush")
+        self.unflushed = 0
+        return True
 
-    def flush_if_slow(self) -> None:
-        """Before a search: Lite walks unflushed rows in Python, fifty times slower."""
+    def searchable(self) -> Settings | None:
+        """The settings of a collection that can be searched; None if there is nothing to search.
+
+        Lite walks unflushed rows in Python, fifty times slower: many are flushed first.
+        """
+        if not self.readable():
+            return None
         if self.is_lite and self.unflushed >= LITE_UNFLUSHED:
             self.flush()
+        return self.settings
 
     def drop(self) -> None:
         """Delete the collection, all partitions of it."""
@@ -229,13 +274,16 @@ class Table:
 
     @property
     def _everything(self) -> str:
-        return f'{ID} != ""' if self.id_type == "str" else f"{ID} >= {np.iinfo(np.int64).min}"
+        key = self.opened().id_field
+        return f'{key} != ""' if self.id_type == "str" else f"{key} >= {INT64.min}"
 
     def _open(self) -> None:
         description = self.call("describe_collection")
-        settings = Settings.read(description, self.name)
-        metric, index_type, _ = self._wanted
-        settings.check(self._normalizer, metric, index_type, self.name)
+        settings = self._adopted
+        if settings is None:
+            settings = Settings.read(description, self.name)
+            metric, index_type, _ = self._wanted
+            settings.check(self._normalizer, metric, index_type, self.name)
         try:
             self.call("load_collection")  # a reopened Lite collection is not loaded
         except MilvusError:
@@ -243,7 +291,7 @@ class Table:
                 raise
             self.call("load_collection")
         self.settings = settings
-        self.id_length = longest_id(description, self.id_length)
+        self.id_length = longest_id(description, settings.id_field, self.id_length)
         self.unflushed = LITE_UNFLUSHED if self.is_lite else 0  # unknown: what the log replayed
 
     def _create(self, id_type: IdType) -> None:
@@ -260,7 +308,7 @@ class Table:
             if not self.call("has_collection"):
                 raise
             if not self._gets_index():
-                # Made, but Milvus refused the index: nobody could ever open it.
+                # Made, but Milvus refused the index: the collection could never be opened.
                 self.call("drop_collection")
                 raise
         self._open()  # ours, or that of a process that was faster
@@ -283,26 +331,18 @@ class Table:
                 raise  # else somebody was faster
 
 
-def key_blocks(ids: Sequence[Any], most: int = KEYS) -> Iterator[Sequence[Any]]:
-    """Ids in parts that fit into one filter expression each."""
-    longest = max((len(i) for i in ids if isinstance(i, str)), default=20)
-    size = max(1, min(most, KEY_BYTES // (4 * longest)))
-    for begin in range(0, len(ids), size):
-        yield ids[begin : begin + size]
-
-
-def require_folder_name(partition: str) -> None:
-    """Refuse a partition that is no folder name: Lite takes any, and would write elsewhere.
+def foreign_settings(
+    connection: Connection, name: str, id_field: str, vector_field: str
+) -> Settings:
+    """The settings of somebody else's collection.
 
     Raises:
-        ValueError: If it is a path, or too long for a name.
+        ForeignCollection: If its fields or its metric cannot be used.
+        MilvusError: If there is no such collection.
     """
-    if (
-        partition in (".", "..")
-        or any(character in partition for character in "/\\\0")
-        or len(partition.encode(errors="surrogatepass")) > FOLDER_NAME
-    ):
-        raise ValueError(
-            f"partition: expected the name of a folder, at most {FOLDER_NAME} bytes without / or "
-            f"\\, got {partition[:80]!r}; a hash of it will do"
-        )
+    description = connection.call("describe_collection", collection_name=name)
+    names = connection.call("list_indexes", collection_name=name, field_name=vector_field)
+    index = {}
+    if names:
+        index = connection.call("describe_index", collection_name=name, index_name=names[0])
+    return Settings.adopt(description, index, id_field, vector_field)
