@@ -27,6 +27,7 @@ from sscd_vec.encoder.preprocess import prepare
 
 if TYPE_CHECKING:
     from sscd_vec.encoder.backends.native import TorchBackend
+    from sscd_vec.encoder.isolation import Decoders
 
 _CHUNK = 1024
 
@@ -70,10 +71,11 @@ class Encoder:
         check_backend(backend, self.device, precision)
         self._opened: dict[tuple[BackendName, Precision], tuple[object, Backend]] = {}
         self._fingerprint: tuple[object, str] | None = None
+        self._decoders: Decoders | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, also in another process, makes the network ready for itself."""
-        return {**self.__dict__, "_opened": {}}
+        return {**self.__dict__, "_opened": {}, "_decoders": None}
 
     @classmethod
     def from_pretrained(
@@ -151,7 +153,8 @@ class Encoder:
     def encode(
         self, inputs: Inputs, *, batch_size: int = ..., num_workers: int | None = ...,
         show_progress: bool | None = ..., on_error: Literal["raise"] = ...,
-        convert_to_tensor: Literal[False] = ..., decode: Decode = ...,
+        convert_to_tensor: Literal[False] = ..., decode: Decode = ..., isolate: bool = ...,
+        scale: float = ...,
         device: str | torch.device | None = ...,
     ) -> NDArray[np.float32]: ...  # fmt: skip
 
@@ -159,7 +162,8 @@ class Encoder:
     def encode(
         self, inputs: Inputs, *, batch_size: int = ..., num_workers: int | None = ...,
         show_progress: bool | None = ..., on_error: Literal["raise"] = ...,
-        convert_to_tensor: Literal[True], decode: Decode = ...,
+        convert_to_tensor: Literal[True], decode: Decode = ..., isolate: bool = ...,
+        scale: float = ...,
         device: str | torch.device | None = ...,
     ) -> Tensor: ...  # fmt: skip
 
@@ -167,7 +171,8 @@ class Encoder:
     def encode(
         self, inputs: Inputs, *, batch_size: int = ..., num_workers: int | None = ...,
         show_progress: bool | None = ..., on_error: Literal["skip"],
-        convert_to_tensor: Literal[False] = ..., decode: Decode = ...,
+        convert_to_tensor: Literal[False] = ..., decode: Decode = ..., isolate: bool = ...,
+        scale: float = ...,
         device: str | torch.device | None = ...,
     ) -> Encoded: ...  # fmt: skip
 
@@ -181,6 +186,8 @@ class Encoder:
         on_error: OnError = "raise",
         convert_to_tensor: bool = False,
         decode: Decode = "fast",
+        isolate: bool = False,
+        scale: float = 1.0,
         device: str | torch.device | None = None,
     ) -> NDArray[np.float32] | Tensor | Encoded:
         """Describe images.
@@ -200,6 +207,10 @@ class Encoder:
             convert_to_tensor: Return a tensor on the encoder's device.
             decode: ``fast`` decodes large JPEG files at a fraction of their size, at least twice
                 what the model needs; ``exact`` decodes every pixel.
+            isolate: Decode files in child processes that are killed after 30 seconds or beyond 1
+                GiB, for images that strangers send; see ``sscd_vec.encoder.isolation``.
+            scale: Resize to so many times the model's own size. A query at 2 finds copies that fill
+                a part of it only, at four times the cost; see ``sscd_vec.normalize.scales``.
             device: Where to run, this time.
 
         Returns:
@@ -219,7 +230,9 @@ class Encoder:
         rows = np.empty((total or 0, self.dim), np.float32) if certain else None
         parts: list[Encoded] = []
         workers = 0 if total == 1 and num_workers is None else num_workers
-        options = Options(batch_size, workers, min(_CHUNK, batch_size), on_error, decode)
+        options = Options(
+            batch_size, workers, min(_CHUNK, batch_size), on_error, decode, isolate, scale
+        )
         stream = self._stream(items, options, device)
         for part in stream if total == 1 else pipeline.watched(stream, total, show_progress):
             if rows is None:
@@ -241,6 +254,8 @@ class Encoder:
         num_workers: int | None = None,
         on_error: OnError = "raise",
         decode: Decode = "fast",
+        isolate: bool = False,
+        scale: float = 1.0,
         device: str | torch.device | None = None,
         chunk_size: int = _CHUNK,
     ) -> Iterator[Encoded]:
@@ -252,13 +267,15 @@ class Encoder:
             num_workers: See ``encode``.
             on_error: See ``encode``.
             decode: See ``encode``.
+            isolate: See ``encode``.
+            scale: See ``encode``.
             device: See ``encode``.
             chunk_size: Inputs per part.
 
         Yields:
             The next ``chunk_size`` inputs' descriptors, with their positions and what was skipped.
         """
-        options = Options(batch_size, num_workers, chunk_size, on_error, decode)
+        options = Options(batch_size, num_workers, chunk_size, on_error, decode, isolate, scale)
         return self._stream(images_of(inputs)[0], options, device)
 
     def encode_query(self, inputs: Inputs, **options: Any) -> NDArray[np.float32]:  # noqa: ANN401
@@ -299,10 +316,12 @@ class Encoder:
         self, items: Iterable[ImageInput], options: Options, device: str | torch.device | None
     ) -> Iterator[Encoded]:
         where = self.device if device is None else torch.device(device)
+        config = self.config.replace(size=max(1, round(options.scale * self.config.size)))
+        load = self._isolated().load_pixels if options.isolate else load_pixels
         return pipeline.describe(
             items,
             self._open(self.backend, self.precision, where),
-            partial(prepare, config=self.config, exact=options.decode == "exact"),
+            partial(prepare, config=config, exact=options.decode == "exact", load=load),
             self.dim,
             options,
         )
@@ -315,6 +334,14 @@ class Encoder:
             kept = version, open_backend(name, self.model, device, precision)
             self._opened[name, precision] = kept
         return kept[1]
+
+    def _isolated(self) -> "Decoders":
+        """The processes that decode for this encoder, one per core; they end with it."""
+        from sscd_vec.encoder.isolation import Decoders
+
+        if self._decoders is None:
+            self._decoders = Decoders(pipeline.cores())
+        return self._decoders
 
     def _version(self) -> tuple[tuple[int, int], ...]:
         """Tells whether weights were written to or replaced since the last time."""

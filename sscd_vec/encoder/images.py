@@ -46,6 +46,7 @@ __all__ = [
     "TargetSize",
     "images_of",
     "input_name",
+    "is_encoded",
     "is_image_input",
     "is_open_file",
     "load_pixels",
@@ -61,6 +62,17 @@ Inputs: TypeAlias = "ImageInput | Iterable[ImageInput]"
 
 _LARGE_BYTES = 256 * 2**20
 _STRIP_PIXELS = 2**18
+# What turns an image upright, by its EXIF orientation, and which ones lie with the last row first.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_LAST_FIRST = (3, 4, 6, 7)
 
 # One huge image at a time, so that memory does not grow with the number of decoding threads.
 _large_image = threading.Lock()
@@ -173,8 +185,13 @@ def is_image_input(source: object) -> TypeGuard[ImageInput]:
     """Whether ``source`` is one image, and not a collection of them."""
     if isinstance(source, np.ndarray) or _is_tensor(source):
         return source.ndim in (2, 3)
+    return isinstance(source, Image.Image) or is_encoded(source)
+
+
+def is_encoded(source: object) -> bool:
+    """Whether ``source`` is an image still to be decoded: a path, bytes or a file."""
     paths, encoded = str | os.PathLike, bytes | bytearray | memoryview
-    return isinstance(source, paths | encoded | ImageFile | Image.Image) or is_open_file(source)
+    return isinstance(source, paths | encoded | ImageFile) or is_open_file(source)
 
 
 def is_open_file(source: object) -> bool:
@@ -230,33 +247,16 @@ def _from_pil(image: Image.Image) -> Pixels:
     if image.size != opened:  # an icon that its directory calls smaller
         check_size(height, width)
     upright = np.empty((width, height, 3) if orientation >= 5 else (height, width, 3), np.uint8)
-    stored = _as_stored(upright, orientation)
     white = _white(image)
     rows = max(1, _STRIP_PIXELS // width)
     for top in range(0, height, rows):
         below = min(height, top + rows)
         strip = image if rows >= height else image.crop((0, top, width, below))
-        stored[top:below] = np.asarray(_to_rgb(strip, white))
-    return upright
-
-
-def _as_stored(upright: Pixels, orientation: int) -> Pixels:
-    """The pixels of an upright image where its file has them, as a view."""
-    match orientation:
-        case 2:
-            return upright[:, ::-1]
-        case 3:
-            return upright[::-1, ::-1]
-        case 4:
-            return upright[::-1]
-        case 5:
-            return upright.transpose(1, 0, 2)
-        case 6:
-            return np.rot90(upright, 1)
-        case 7:
-            return upright[::-1, ::-1].transpose(1, 0, 2)
-        case 8:
-            return np.rot90(upright, -1)
+        rgb = _to_rgb(strip, white)
+        if orientation in _TURNS:
+            rgb = rgb.transpose(_TURNS[orientation])
+        first, last = (height - below, height - top) if orientation in _LAST_FIRST else (top, below)
+        upright[np.s_[:, first:last] if orientation >= 5 else np.s_[first:last]] = np.asarray(rgb)
     return upright
 
 

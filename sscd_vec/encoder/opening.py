@@ -6,7 +6,9 @@ or for minutes (a JPEG of 12 000 scans, a header of 200 000 tags, a PPM full of 
 file claims is counted here before any of it is decoded. Nothing here needs torch.
 """
 
+import contextlib
 import functools
+import importlib
 import io
 import os
 import re
@@ -32,11 +34,13 @@ MAX_ASPECT_RATIO = 32
 BYTES_PER_ALLOWED_PIXEL = 12
 MOST_READS = 10_000  # pieces a header may be read in
 MOST_SCANS = 100  # of a JPEG; ordinary progressive ones have about ten
-MOST_SCANNED = 4 * 10**9  # pixels times scans
+MOST_SCANNED = 2 * 10**9  # pixels times scans, some two seconds
 MOST_TAGS = 1_000  # of a TIFF or EXIF directory
+MOST_EXIF = 2**20  # bytes, of a JPEG
 MOST_TAG_VALUES = 2**18  # numbers in all of them, such as the offsets of strips
 MOST_COMMENTS = 1_000  # in a PPM of plain text
 MOST_SLOW_VALUES = 8_000_000  # of a PPM that Pillow decodes in Python, a microsecond each
+MOST_ICONS = 256
 MOST_ICON_SIDE = 1024
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # a JPEG marker that is not part of a scan
@@ -49,7 +53,7 @@ _WIDTH_TAG, _HEIGHT_TAG, _ROWS_TAG, _BITS_TAG = 322, 323, 278, 258  # of a TIFF'
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2}  # of Pillow's image, other modes 4
 _OUTPUT_BYTES = 3
 # Bytes per pixel that decoders use beside Pillow's image, measured; the others stay below one.
-_BESIDE = {"WEBP": 16, "AVIF": 20, "HEIF": 20, "JPEG2000": 24, "PPM": 8, "BMP": 4, "DIB": 4}
+_BESIDE = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 20, "BMP": 3, "DIB": 3}
 
 
 class Refused(ValueError):
@@ -67,7 +71,7 @@ def open_checked(source: Any, reduce_to: TargetSize | None = None) -> tuple[Imag
     Raises:
         Refused: It would take too much time or memory, or is not an image file.
     """
-    content = _read(source)
+    content = read_encoded(source)
     scans = _check_content(content)
     file = _HeaderFile(content)
     image = Image.open(file, formats=_formats())
@@ -79,6 +83,35 @@ def open_checked(source: Any, reduce_to: TargetSize | None = None) -> tuple[Imag
     needed = _check_cost(image, len(content), scans, full)
     file.end_header()
     return image, needed
+
+
+def read_encoded(source: Any) -> bytes:  # noqa: ANN401 - refused below
+    """Read an encoded image: only from a regular file, and no more than may ever be decoded.
+
+    Raises:
+        Refused: It is empty, or not a path, bytes or binary file.
+        OSError: It cannot be read.
+    """
+    if isinstance(source, bytes | bytearray | memoryview):
+        content = bytes(source)
+    elif isinstance(source, ImageFile):
+        content = _read_regular(source.path, source.offset, source.size if source.member else None)
+    elif isinstance(source, str) and source.startswith(("http://", "https://")):
+        raise Refused("a URL; download it first and pass its bytes or its file")
+    elif isinstance(source, str | os.PathLike):
+        content = _read_regular(source, 0, None)
+    elif hasattr(source, "read"):
+        content = source.read()
+        if not isinstance(content, bytes):
+            raise Refused("a text file; open it in binary mode ('rb')")
+    else:
+        raise Refused(
+            "expected a path, bytes, binary file, PIL image, array or tensor, got "
+            f"{type(source).__name__}"
+        )
+    if not content:
+        raise Refused("empty")
+    return content
 
 
 def check_size(height: int, width: int) -> None:
@@ -125,6 +158,8 @@ def error_reason(error: Exception) -> str:
         return "a folder; pass it alone to encode all its images"
     if isinstance(error, PermissionError):
         return "no permission to read it"
+    if isinstance(error, MemoryError):
+        return "not enough memory to decode it"
     return f"cannot be decoded: {str(error) or type(error).__name__}"
 
 
@@ -146,33 +181,11 @@ class _HeaderFile(io.BytesIO):
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Formats this Pillow can open, of those we read."""
+    """Formats this Pillow can open, of those we read; HEIC where its plugin is installed."""
     Image.init()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pillow_heif").register_heif_opener()
     return tuple(name for name in FORMATS if name in Image.OPEN)
-
-
-def _read(source: Any) -> bytes:  # noqa: ANN401 - refused below
-    """Read an encoded image: only from a regular file, and no more than may ever be decoded."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        content = bytes(source)
-    elif isinstance(source, ImageFile):
-        content = _read_regular(source.path, source.offset, source.size if source.member else None)
-    elif isinstance(source, str) and source.startswith(("http://", "https://")):
-        raise Refused("a URL; download it first and pass its bytes or its file")
-    elif isinstance(source, str | os.PathLike):
-        content = _read_regular(source, 0, None)
-    elif hasattr(source, "read"):
-        content = source.read()
-        if not isinstance(content, bytes):
-            raise Refused("a text file; open it in binary mode ('rb')")
-    else:
-        raise Refused(
-            "expected a path, bytes, binary file, PIL image, array or tensor, got "
-            f"{type(source).__name__}"
-        )
-    if not content:
-        raise Refused("empty")
-    return content
 
 
 def _read_regular(path: str | os.PathLike[str], offset: int, size: int | None) -> bytes:
@@ -195,6 +208,8 @@ def _check_content(content: bytes) -> int:
         return _count_scans(content)
     if content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
         _check_tags(content)
+    elif content[:4] == b"\0\0\1\0":
+        _check_icons(content)
     elif content[:2] in (b"P1", b"P2", b"P3") and content.count(b"#") > MOST_COMMENTS:
         raise Refused(f"more than {MOST_COMMENTS} comments in a PPM of plain text")
     return 1
@@ -224,8 +239,11 @@ def _count_scans(content: bytes) -> int:
             scans += 1
             if frame in _SEQUENTIAL and body[:1] == bytes([components]):
                 break  # one scan has everything, and is all that is decoded
-        if scans > MOST_SCANS or segments > MOST_READS:
-            raise Refused(f"a JPEG of more than {MOST_SCANS} scans or {MOST_READS} segments")
+        if scans > MOST_SCANS or segments > MOST_READS or len(exif) > MOST_EXIF:
+            raise Refused(
+                f"a JPEG of more than {MOST_SCANS} scans, {MOST_READS} segments or {MOST_EXIF} "
+                "bytes of EXIF"
+            )
     _check_tags(exif)
     _check_tags(index)
     return max(1, scans)
@@ -239,15 +257,33 @@ def _check_tags(content: bytes) -> None:
         (tags,) = struct.unpack_from(order + ("Q" if big else "H"), content, start)
     except struct.error:
         return  # the directory lies beyond the end: for Pillow to refuse
-    if tags > MOST_TAGS:
-        raise Refused(f"{tags} tags in its header; at most {MOST_TAGS} are read")
     entry = struct.Struct(order + ("HHQ8x" if big else "HHL4x"))
     first = start + (8 if big else 2)
+    # What a damaged header announces costs nothing: only what is there is read.
     there = min(tags, (len(content) - first) // entry.size)
+    if there > MOST_TAGS:
+        raise Refused(f"{there} tags in its header; at most {MOST_TAGS} are read")
     entries = entry.iter_unpack(content[first : first + there * entry.size])
-    values = sum(count for _, kind, count in entries if kind not in _BYTE_TYPES)
+    values = sum(min(n, len(content)) for _, kind, n in entries if kind not in _BYTE_TYPES)
     if values > MOST_TAG_VALUES:
         raise Refused(f"{values} values in its header; at most {MOST_TAG_VALUES} are read")
+
+
+def _check_icons(content: bytes) -> None:
+    """Refuse icons that are much larger than their directory can say: Pillow decodes at once."""
+    (icons,) = struct.unpack_from("<4xH", content.ljust(6, b"\0"))
+    if icons > MOST_ICONS:
+        raise Refused(f"{icons} icons in one file; at most {MOST_ICONS} are read")
+    there = min(icons, max(0, len(content) - 6) // 16)
+    for (start,) in struct.iter_unpack("<12xL", content[6 : 6 + 16 * there]):
+        head = content[start : start + 24].ljust(24, b"\0")
+        if head.startswith(b"\x89PNG"):
+            width, height = struct.unpack_from(">LL", head, 16)
+        else:  # a bitmap, and a mask of the same size below it
+            width, height = struct.unpack_from("<ll", head, 4)
+            height //= 2
+        if max(abs(width), abs(height)) > MOST_ICON_SIDE:
+            raise Refused(f"an icon of {width}×{height} pixels; at most {MOST_ICON_SIDE} are read")
 
 
 def _check_cost(image: Image.Image, content_bytes: int, scans: int, full: tuple[int, int]) -> int:
@@ -284,23 +320,6 @@ def _check_slow(image: Image.Image) -> None:
             f"a PPM of {values} values that are plain text or not of 8 or 16 bits; at most "
             f"{MOST_SLOW_VALUES} are decoded: convert it"
         )
-    for header in getattr(getattr(image, "ico", None), "entry", ()):
-        _check_icon(image, header.offset)
-
-
-def _check_icon(image: Any, offset: int) -> None:  # noqa: ANN401 - Pillow's own, untyped
-    """Refuse an icon that is much larger than the directory of icons can say."""
-    image.ico.buf.seek(offset)
-    head = image.ico.buf.read(24)
-    if len(head) < 24:
-        return
-    if head.startswith(b"\x89PNG"):
-        width, height = struct.unpack_from(">LL", head, 16)
-    else:  # a bitmap, and a mask of the same size below it
-        width, height = struct.unpack_from("<ll", head, 4)
-        height //= 2
-    if max(abs(width), abs(height)) > MOST_ICON_SIDE:
-        raise Refused(f"an icon of {width}×{height} pixels; at most {MOST_ICON_SIDE} are read")
 
 
 def _tile_bytes(image: Image.Image) -> int:

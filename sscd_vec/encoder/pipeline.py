@@ -50,6 +50,8 @@ class Options:
     chunk_size: int
     on_error: OnError
     decode: Decode
+    isolate: bool = False
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, naming it."""
@@ -58,6 +60,8 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.num_workers is not None and self.num_workers < 0:
             raise ValueError(f"num_workers must be 0 (no threads) or more, got {self.num_workers}")
+        if not 0.1 <= self.scale <= 10:
+            raise ValueError(f"scale must be between 0.1 and 10, got {self.scale}")
         for name, kind in (("on_error", OnError), ("decode", Decode)):
             if getattr(self, name) not in get_args(kind):
                 known = " | ".join(get_args(kind))
@@ -124,7 +128,7 @@ def describe(
     waiting: dict[int, _Item] = {}  # by position, until those before it are done
     chunk: list[_Item] = []
     expected = 0
-    workers = _cores() if options.num_workers is None else options.num_workers
+    workers = cores() if options.num_workers is None else options.num_workers
     prepared = _prepare_all(inputs, prepare, workers, ahead=2 * options.batch_size)
     try:
         for group in _by_shape(prepared, options.batch_size):
@@ -330,6 +334,6 @@ def _encoded(chunk: list[_Item], dim: int) -> Encoded:
     )
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -22,9 +22,11 @@ from sscd_vec.encoder.torchvision_trunks import (
     torchvision_names,
 )
 
-# name -> (block, blocks per layer, groups, width of one group)
+# name -> (block, blocks per layer, groups, width of one group); narrow ResNet-18s keep their stem
 RESNETS: dict[str, tuple[Any, tuple[int, int, int, int], int, int]] = {
     "resnet18": (BasicBlock, (2, 2, 2, 2), 1, 64),
+    "resnet18_w16": (BasicBlock, (2, 2, 2, 2), 1, 16),
+    "resnet18_w32": (BasicBlock, (2, 2, 2, 2), 1, 32),
     "resnet34": (BasicBlock, (3, 4, 6, 3), 1, 64),
     "resnet50": (Bottleneck, (3, 4, 6, 3), 1, 64),
     "resnet101": (Bottleneck, (3, 4, 23, 3), 1, 64),
@@ -99,17 +101,27 @@ class ResNetTrunk(nn.Sequential):
     def __init__(self, name: str, *, zero_init_residual: bool = False) -> None:
         """Build one of ``RESNETS``."""
         block, layers, groups, width = RESNETS[name]
-        net = ResNet(
+        narrow = block is BasicBlock  # torchvision widens bottlenecks only
+        net = (_narrowed(width) if narrow else ResNet)(
             block,
             list(layers),
             groups=groups,
-            width_per_group=width,
+            width_per_group=64 if narrow else width,
             zero_init_residual=zero_init_residual,
             num_classes=1,
         )
         names = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
         super().__init__(OrderedDict((name, getattr(net, name)) for name in names))
-        self.out_channels: int = 512 * block.expansion
+        self.out_channels: int = 512 * width // 64 if narrow else 512 * block.expansion
+
+
+def _narrowed(width: int) -> type[nn.Module]:
+    """A torchvision ResNet whose stages start at ``width`` channels instead of 64."""
+
+    def make_layer(net: Any, block: Any, planes: int, *rest: Any, **options: Any) -> Any:  # noqa: ANN401
+        return ResNet._make_layer(net, block, planes * width // 64, *rest, **options)
+
+    return type("NarrowResNet", (ResNet,), {"_make_layer": make_layer})
 
 
 class EfficientNetLite(nn.Module):

@@ -193,6 +193,14 @@ def test_every_kind_of_file(
         assert_same_descriptors(resnet18, path, images())
 
 
+def test_a_narrow_resnet_is_told_from_its_weights(tmp_path: Path) -> None:
+    model = build_model(EncoderConfig(trunk="resnet18_w32", dim=8))
+    torch.save(model.state_dict(), tmp_path / "plain.pt")
+    config, weights = read_checkpoint(tmp_path / "plain.pt")
+    assert config == model.config
+    assert weights["trunk.layer4.1.conv2.weight"].shape == (256, 256, 3, 3)
+
+
 def test_half_precision_is_read_as_float32(resnet18: TorchvisionSSCD, tmp_path: Path) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         state = {

@@ -212,6 +212,18 @@ def test_fingerprint_follows_what_descriptors_depend_on(tmp_path: Path) -> None:
     assert square.fingerprint != encoder.fingerprint
 
 
+@pytest.mark.parametrize("mode", ["short", "square", "long"])
+def test_a_scale_is_that_of_an_encoder_of_another_size(mode: str) -> None:
+    small, large = make_encoder(size_mode=mode), make_encoder(size_mode=mode, size=96)
+    pixels = picture(1)
+    wanted = large.encode(pixels)
+    np.testing.assert_allclose(small.encode(pixels, scale=1.5), wanted, atol=1e-5)
+    streamed = next(small.encode_stream([pixels], scale=1.5))
+    np.testing.assert_allclose(streamed.descriptors, wanted, atol=1e-5)
+    assert np.abs(small.encode(pixels) - wanted).max() > 1e-4
+    assert small.config.size == 64, "only this time"
+
+
 def test_trunk_features_have_the_trunks_dim() -> None:
     encoder = make_encoder(features="trunk")
     assert encoder.dim == 512 and encoder.encode(picture(0)).shape == (1, 512)
@@ -224,6 +236,7 @@ def test_trunk_features_have_the_trunks_dim() -> None:
         ({"num_workers": -1}, "num_workers"),
         ({"on_error": "ignore"}, "on_error"),
         ({"decode": "quick"}, "decode"),
+        ({"scale": 0}, "scale"),
     ],
 )
 def test_wrong_options_are_named(encoder: Encoder, options: dict[str, Any], message: str) -> None:

@@ -124,6 +124,8 @@ def test_gradients_reach_every_weight(resnet18: SSCDModel) -> None:
     ("trunk", "channels", "parameters"),
     [
         ("resnet18", 512, 11_176_512),
+        ("resnet18_w32", 256, 2_814_976),
+        ("resnet18_w16", 128, 717_216),
         ("resnet50", 2048, 23_508_032),
         ("resnext101_32x4d", 2048, 42_128_704),
         ("resnext101_32x8d", 2048, 86_742_336),
