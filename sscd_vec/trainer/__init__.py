@@ -1,7 +1,7 @@
-"""Train SSCD encoders: everything in the paper, on one CPU or many GPUs."""
+"""Train SSCD encoders as in the paper, on one CPU or many GPUs."""
 
 from sscd_vec.trainer.config import TrainConfig
-from sscd_vec.trainer.health import TrainingDiverged
-from sscd_vec.trainer.trainer import Result, Trainer
+from sscd_vec.trainer.loop import Result, Trainer
+from sscd_vec.trainer.run import TrainingDiverged
 
 __all__ = ["Result", "TrainConfig", "Trainer", "TrainingDiverged"]

@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node 8 -m sscd_vec.trainer photos/ --out run/``: the same command."""
+"""``sscd-vec train`` for torchrun: ``torchrun -m sscd_vec.trainer images/ --out run/``."""
 
 from sscd_vec.cli.train import main
 

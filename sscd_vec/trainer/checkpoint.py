@@ -1,50 +1,26 @@
-"""Checkpoints: atomic, rotating, and complete enough to continue to the bit.
+"""Checkpoints: whole, rotating, complete enough to continue to the bit; and when to stop.
 
 A checkpoint holds weights, averaged weights, optimizer, scaler, step and the best validation so
-far. Learning rate, order, augmentations and mixing are functions of the seed and the step, so
-there is no other state to save.
+far. Learning rate, order, augmentations and mixing are functions of the seed and the step, so there
+is no other state to save.
 """
 
-import json
 import logging
-import os
-import sys
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 
+from sscd_vec.files import staging
+
 log = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
-
-
-@contextmanager
-def only_run(out: Path) -> Iterator[None]:
-    """Let one process at a time train into a folder; the system lets go when that one ends.
-
-    Raises:
-        BlockingIOError: Another process trains into it.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    out.mkdir(parents=True, exist_ok=True)
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BlockingIOError(
-                f"{out}: another process trains into this folder; wait for it, or choose another"
-            ) from error
-        yield
-    finally:
-        os.close(handle)
 
 
 class Checkpoints:
@@ -68,7 +44,8 @@ class Checkpoints:
         path = self.folder / f"step-{step:08d}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda partial: torch.save(state, partial))
+            with staging(path) as staged:
+                torch.save(state, staged)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
             log.error(
                 "checkpoint at step %d not written (%s); the last good one stays", step, error
@@ -90,18 +67,24 @@ class Checkpoints:
         return None
 
 
-def write_atomically(path: Path, write: Any) -> None:  # noqa: ANN401
-    """Call ``write`` with a temporary path beside ``path``, flush it to disk, and rename it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+@contextmanager
+def interruptions() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question the loop asks between two steps: stop now?
+
+    A second signal interrupts at once. Only the main thread can listen.
+    """
+    requested = threading.Event()
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
+            raise KeyboardInterrupt
+        requested.set()
+
+    main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = [(number, signal.signal(number, remember)) for number in signals]
     try:
-        write(partial)
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        yield requested.is_set
     finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Write JSON atomically."""
-    write_atomically(path, lambda partial: partial.write_text(json.dumps(content, indent=1) + "\n"))
+        for number, handler in before:
+            signal.signal(number, handler)

@@ -1,7 +1,7 @@
 """TrainConfig: everything a training run depends on, in one frozen, readable record.
 
 The defaults are the paper's: ResNet-50, 512 dimensions, tau = 0.05, lambda = 30, LARS at
-``0.3 * batch / 256``, weight decay 1e-6, 100 epochs at 224 x 224, five of them warm-up.
+``0.3 * batch / 256``, weight decay 1e-6, 100 epochs at 224 x 224 of which five warm up.
 """
 
 import json
@@ -19,16 +19,21 @@ OptimizerName = Literal["lars", "adamw"]
 HeadInit = Literal["random", "whitened"]
 Precision = Literal["float32", "bfloat16", "float16"]
 Decoded = Literal["auto", "memory", "stream"]
+Crops = Literal["stored", "own"]
 
 ADAMW_LEARNING_RATE = 3e-4
 ADAMW_WEIGHT_DECAY = 1e-2
 LARS_WEIGHT_DECAY = 1e-6
+
+# Stored pixels per pixel of a view that bilinear sampling shrinks without visible aliasing.
+MOST_DETAIL = 1.5
 
 LEAST = dict.fromkeys(
     ("dim", "size", "batch", "inference_size", "keep", "log_every", "max_bad_steps"), 1
 ) | dict.fromkeys(
     (
         *("entropy_weight", "learning_rate", "clip_norm", "memory_gb", "stored_size", "seed"),
+        *("train_gem_p", "memory"),
         *("chunk", "frozen_stages", "epochs", "steps", "validate_every", "checkpoint_every"),
     ),
     0,
@@ -44,47 +49,57 @@ class TrainConfig:
         dim: Descriptor size.
         head: ``"linear"`` (SSCD) or ``"mlp"`` (SimCLR).
         features: Descriptor at inference: ``"projected"`` or ``"trunk"``.
-        gem_p: GeM exponent, in training and in the encoder written.
-        size: Side of the square training images, in pixels.
-        inference_size: Size in the encoder written; the paper trains at 224 and infers at 288.
-        size_mode: How the encoder written applies ``inference_size``.
-        init_from: Start from an encoder folder, any released file, a shipped or released model's
-            name, or ``"imagenet"``.
-        head_init: ``"random"`` where ``init_from`` holds no head of this shape; ``"whitened"``, in
-            any case: the PCA whitening of the trunk's features of training photos.
-        zero_init_residual: Start residual branches at zero; large lambda is unstable without it.
-        frozen_stages: Stages of the trunk, counted from the input, that are not trained.
+        gem_p: GeM exponent of the encoder that is written.
+        train_gem_p: GeM exponent in training; 0 means ``gem_p``. Without KoLeo, average pooling in
+            training (1) and GeM at inference is better.
+        size: Side of the square training views, in pixels.
+        inference_size: Size in the encoder that is written; the paper trains at 224 and infers at
+            288.
+        size_mode: How that encoder applies ``inference_size``.
+        init_from: Start from an encoder folder, any released file, the name of a shipped or
+            released model, or ``"imagenet"``.
+        head_init: ``"random"`` starts a fresh head where ``init_from`` has none of this shape;
+            ``"whitened"`` always starts from the PCA whitening of the trunk's features.
+        zero_init_residual: Start residual branches at zero; a large lambda is unstable without it.
+        frozen_stages: Number of trunk stages, counted from the input, that are not trained.
         frozen_batch_norm: Keep every BatchNorm at its initial running statistics.
         augmentations: One of the paper's four cumulative sets.
         recipe: Overrides of single fields of that set's ``Recipe``, such as ``{"jpeg": 0.4}``.
-        fonts: Folder of fonts for text overlays; see ``overlay.py`` for what is used without one.
+        fonts: Folder of fonts for text overlays; ``overlay.py`` says what is used without one.
         emoji: Folder of images for emoji overlays.
         tau: Temperature of InfoNCE.
         entropy_weight: lambda, the weight of KoLeo. 10 is a safer start for new settings.
-        entropy_ramp: Part of the run over which lambda grows from a tenth to its full value.
+        entropy_ramp: Fraction of the run over which lambda grows from a tenth to its full value.
         batch: Source images in the global batch (B); the loss sees 2B descriptors.
-        chunk: Views encoded at once. Smaller than a rank's share of views: gradients are cached,
-            so any batch fits; 0 encodes the share at once.
+        memory: Descriptors of earlier steps' first views to use as further negatives; 0 for none.
+        chunk: Views encoded at once; 0 encodes a rank's whole share. With a smaller chunk gradients
+            are cached, so any batch fits.
         epochs: Passes over the images.
         steps: Optimizer steps; when not 0, used instead of ``epochs``.
         optimizer: ``"lars"`` or ``"adamw"`` (fine-tuning).
         learning_rate: Peak; 0 means ``0.3 * batch / 256`` for LARS, 3e-4 for AdamW.
         weight_decay: Negative means 1e-6 for LARS, 1e-2 for AdamW.
-        warmup: Part of the run with a linearly rising learning rate.
+        exempt_norms: Spare biases and norms weight decay and LARS's adaptation, as SimCLR does;
+            the authors' code spares none.
+        warmup: Fraction of the run with a linearly rising learning rate.
         layer_decay: Learning rate factor per trunk stage away from the head; 1 is uniform.
-        clip_norm: Largest gradient norm; 0 never clips.
+        clip_norm: Largest gradient norm; 0 does not clip.
         ema: Decay of the averaged weights that are validated and written; 0 uses the raw ones.
         precision: Autocast type of the network; the losses are always float32.
         compile: Run the network through ``torch.compile``.
         seed: Fixes initial weights, order, augmentations and mixing.
         decoded: Keep decoded images in ``"memory"``, ``"stream"`` them, or decide by size.
-        stored_size: Side at which decoded images are kept; 0 means 1.5 * ``size``.
+        crops: ``"stored"`` cuts crops from images squeezed to squares of ``stored_size``: small
+            crops are enlarged. ``"own"`` cuts them from the image's own pixels, as the authors do;
+            images then take 3 bytes per pixel (0.9 MB at 640 x 480) or are streamed.
+        stored_size: Side at which images are stored; 0 means 1.5 * ``size``. With ``crops="own"``
+            the longest short side; 0 means no limit.
         memory_gb: Largest decoded set that ``"auto"`` keeps in memory.
         validation: Folder, tar or list to validate on; empty holds out training images.
-        holdout: Part of the training images held out when ``validation`` is empty.
+        holdout: Fraction of the training images to hold out when ``validation`` is empty.
         validate_every: Steps between validations; 0 means once per epoch.
         checkpoint_every: Steps between checkpoints; 0 means twice per epoch.
-        keep: Checkpoints kept besides the best.
+        keep: Number of checkpoints kept.
         log_every: Steps between lines of ``metrics.jsonl``.
         max_bad_steps: Consecutive steps with non-finite gradients before the run stops.
     """
@@ -94,6 +109,7 @@ class TrainConfig:
     head: Literal["linear", "mlp"] = "linear"
     features: Literal["projected", "trunk"] = "projected"
     gem_p: float = 3.0
+    train_gem_p: float = 0.0
     size: int = 224
     inference_size: int = 288
     size_mode: Literal["short", "square", "long"] = "short"
@@ -110,12 +126,14 @@ class TrainConfig:
     entropy_weight: float = 30.0
     entropy_ramp: float = 0.0
     batch: int = 4096
+    memory: int = 0
     chunk: int = 0
     epochs: float = 100.0
     steps: int = 0
     optimizer: OptimizerName = "lars"
     learning_rate: float = 0.0
     weight_decay: float = -1.0
+    exempt_norms: bool = True
     warmup: float = 0.05
     layer_decay: float = 1.0
     clip_norm: float = 0.0
@@ -124,6 +142,7 @@ class TrainConfig:
     compile: bool = False
     seed: int = 0
     decoded: Decoded = "auto"
+    crops: Crops = "stored"
     stored_size: int = 0
     memory_gb: float = 6.0
     validation: str = ""
@@ -142,6 +161,7 @@ class TrainConfig:
             ("head_init", get_args(HeadInit)),
             ("precision", get_args(Precision)),
             ("decoded", get_args(Decoded)),
+            ("crops", get_args(Crops)),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected one of {allowed}")
@@ -162,15 +182,14 @@ class TrainConfig:
         if self.head_init == "whitened" and (self.head != "linear" or not self.init_from):
             raise ValueError(
                 f"head_init='whitened' with head={self.head!r}, init_from={self.init_from!r}: "
-                "expected a linear head on a trunk that knows something: set init_from, such as "
-                "'imagenet'"
+                "expected a linear head on a trained trunk: set init_from, such as 'imagenet'"
             )
         for name in ("warmup", "entropy_ramp", "ema", "holdout"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a part in [0, 1)")
+                raise ValueError(f"{name}={getattr(self, name)}: expected a fraction in [0, 1)")
         if self.steps < 1 and self.epochs <= 0:
             raise ValueError(f"epochs={self.epochs}, steps={self.steps}: one must be positive")
-        _ = self.encoder  # refuses a head, features, GeM exponent or size mode it cannot have
+        _ = self.encoder  # refuses a head, features, GeM exponent or size mode it does not know
 
     @property
     def encoder(self) -> EncoderConfig:
@@ -201,12 +220,8 @@ class TrainConfig:
 
     @property
     def pixels(self) -> int:
-        """Side at which decoded images are kept.
-
-        1.5 times the training size: the largest crop is then shrunk by at most 1.5, which a
-        bilinear resample does without visible aliasing, and small crops keep their detail.
-        """
-        return self.stored_size or round(1.5 * self.size)
+        """Side of the squares that store decoded images."""
+        return self.stored_size or round(MOST_DETAIL * self.size)
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dictionary that JSON and TOML can hold."""
@@ -241,7 +256,7 @@ class TrainConfig:
 
 
 def _check_type(name: str, value: object, default: object) -> None:
-    """Refuse a value of another kind than the setting's default, saying which is expected."""
+    """Refuse a value whose type differs from the default's."""
     kinds: dict[type, tuple[str, tuple[type, ...]]] = {
         bool: ("true or false", (bool,)),
         int: ("a whole number", (int,)),

@@ -1,138 +1,253 @@
-"""Photos: where training images lie, found once and read in any order.
+"""Which images a step trains on: found once, split, put in order, and made into views.
 
-A folder is walked; a tar shard (WebDataset layout) is scanned for its members' offsets and read
-in place, never unpacked; a list file names one image per line. All three end in one numbered,
-sorted list, so that a photo's number is its source id, on every rank and after every resume.
+All randomness comes from ``(seed, step)`` or ``(seed, epoch)``. A checkpoint's position in the data
+is therefore its step, and the views do not depend on the number of ranks.
 """
 
-import os
-import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
 
-from sscd_vec.files import IMAGE_EXTENSIONS as EXTENSIONS
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
-COMPRESSED_TAR_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+from sscd_vec.files import (
+    IMAGE_EXTENSIONS,
+    ImageFile,
+    PathLike,
+    Unreadable,
+    find_images,
+    printable_path,
+)
+from sscd_vec.trainer.augment.choices import NO_MIX, PASTE, draw_pairs, generator
+from sscd_vec.trainer.augment.drawn import KINDS, draw_image
+from sscd_vec.trainer.augment.overlay import Overlays
+from sscd_vec.trainer.augment.recipe import Recipe
+from sscd_vec.trainer.augment.views import Batch, augment, mix
+from sscd_vec.trainer.config import MOST_DETAIL, TrainConfig
+from sscd_vec.trainer.pixels import Decoded, MemoryPixels, PixelSource, as_squares
 
-PathLike: TypeAlias = str | os.PathLike[str]
+EPOCHS_KEY = 1 << 63  # epochs' generators are keyed apart from steps'
+DRAWN_KEY = 1 << 62  # and so are those of drawn images
+DRAWN = 1 << 40  # drawn images are numbered from here, read ones from 0
+KINDS_AT_ONCE = 2  # kinds of drawn images in one batch, so that several are of one kind
+FILLERS = 32  # images outside the batch for composed views
+MOST_VALIDATION = 2000
+GOOD_STEPS_PER_EPOCH = 4  # what a suggested batch gives
 
 
-@dataclass(frozen=True)
-class Photo:
-    """One image: a file, or ``length`` bytes of a tar from ``offset``."""
-
-    path: str
-    offset: int = 0
-    length: int = -1
-    member: str = ""
-
-    @property
-    def name(self) -> str:
-        """What to call it in a message."""
-        return f"{self.path}:{self.member}" if self.member else self.path
-
-    def read(self) -> bytes:
-        """Its encoded bytes."""
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            return file.read(self.length)
-
-
-def find_photos(places: PathLike | Iterable[PathLike]) -> list[Photo]:
-    """List the images of folders, tar shards and list files, in a fixed order.
-
-    Args:
-        places: One or several of: a folder (walked), an image, a ``.tar`` shard, or a text file
-            with one image path per line (relative to the list's folder; ``#`` begins a comment).
+def find_training_images(places: Iterable[PathLike]) -> tuple[list[ImageFile], dict[str, str]]:
+    """List the images of folders, tars and list files in a fixed order.
 
     Returns:
-        The photos, sorted within each place, the places in the order given.
+        The images, and by name why other files cannot be read.
 
     Raises:
         FileNotFoundError: A place does not exist.
-        ValueError: A place holds no image, or is a compressed tar.
+        ValueError: A place holds no image, or is a compressed or damaged tar.
     """
-    if isinstance(places, str | os.PathLike):
-        places = [places]
-    photos: list[Photo] = []
-    for place in map(Path, places):
-        if place.is_dir():
-            found = _walk(place)
-        elif not place.exists():
-            raise FileNotFoundError(f"no images at {place}: it does not exist")
-        elif place.name.endswith(COMPRESSED_TAR_ENDINGS):
+    found: dict[str, ImageFile] = {}
+    unreadable: dict[str, str] = {}
+
+    def report(problem: Unreadable) -> None:
+        unreadable[printable_path(problem.path)] = problem.reason
+
+    for place in places:
+        here = find_images(place, report)
+        if not here:
             raise ValueError(
-                f"{place} is compressed and cannot be read in random order: images are compressed "
-                "already, so repack it as a plain .tar"
+                f"no images in {printable_path(place)}: expected files ending in "
+                f"{', '.join(sorted(IMAGE_EXTENSIONS))}"
             )
-        elif place.suffix == ".tar":
-            found = _members(place)
-        elif place.suffix.lower() in EXTENSIONS:
-            found = [Photo(str(place))]
-        else:
-            found = _listed(place)
-        if not found:
-            raise ValueError(
-                f"no images in {place}: expected files ending in {', '.join(sorted(EXTENSIONS))}"
-            )
-        photos += found
-    return photos
+        found.update((image.id, image) for image in here)
+    return list(found.values()), unreadable
 
 
-def hold_out(photos: Sequence[Photo], part: float, most: int) -> tuple[list[Photo], list[Photo]]:
-    """Split off an evenly spaced ``part`` of the photos, at most ``most``.
+def split(images: list[ImageFile], config: TrainConfig) -> tuple[list[ImageFile], list[ImageFile]]:
+    """Images to train on, and images to validate on: others, or some that are held out."""
+    if config.validation:
+        return images, find_training_images([config.validation])[0][:MOST_VALIDATION]
+    return hold_out(images, config.holdout, MOST_VALIDATION)
+
+
+def hold_out(
+    images: Sequence[ImageFile], fraction: float, most: int
+) -> tuple[list[ImageFile], list[ImageFile]]:
+    """Split off an evenly spaced ``fraction`` of the images, at most ``most``.
 
     Returns:
-        The photos to train on, and those held out.
+        The images to train on, and those held out.
     """
-    count = min(int(len(photos) * part), most)
-    chosen = {i * len(photos) // count for i in range(count)} if count else set()
-    kept = [photo for i, photo in enumerate(photos) if i not in chosen]
-    return kept, [photos[i] for i in sorted(chosen)]
+    count = min(int(len(images) * fraction), most)
+    chosen = {i * len(images) // count for i in range(count)} if count else set()
+    kept = [image for i, image in enumerate(images) if i not in chosen]
+    return kept, [images[i] for i in sorted(chosen)]
 
 
-def _walk(folder: Path) -> list[Photo]:
-    """Images and tar shards below ``folder``, links followed, no folder entered twice."""
-    found: list[Photo] = []
-    entered: set[str] = set()
-    for root, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(root)
-        if real in entered:  # a link to a folder above, or two links to one
-            folders.clear()
-            continue
-        entered.add(real)
-        folders.sort()
-        for name in sorted(names):
-            path = Path(root, name)
-            if path.suffix.lower() in EXTENSIONS:
-                found.append(Photo(str(path)))
-            elif path.suffix == ".tar":
-                found += _members(path)
-    return found
-
-
-def _members(path: Path) -> list[Photo]:
-    """Image members of an uncompressed tar, by offset; only headers are read."""
-    try:
-        with tarfile.open(path, "r:") as shard:
-            return [
-                Photo(str(path), member.offset_data, member.size, member.name)
-                for member in shard
-                if member.isfile() and Path(member.name).suffix.lower() in EXTENSIONS
-            ]
-    except tarfile.ReadError as error:
-        raise ValueError(f"{path} is not a readable tar archive: {error}") from error
-
-
-def _listed(path: Path) -> list[Photo]:
-    """Images named line by line in a text file."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
+def check_batch(batch: int, recipe: Recipe, images: int, ranks: int = 1) -> None:
+    """Refuse a batch that the images or the ranks cannot fill; suggests one that works."""
+    if images < _read_per_batch(batch, recipe):
         raise ValueError(
-            f"{path} is neither an image, a .tar nor a UTF-8 list of image paths"
-        ) from error
-    names = [line.strip() for line in lines]
-    return [Photo(str(path.parent / name)) for name in names if name and not name.startswith("#")]
+            f"batch={batch} source images, but there are only {images} to train on: use a smaller "
+            f"batch, such as {suggested_batch(images, ranks)} (--batch), or add images"
+        )
+    if batch % ranks:
+        raise ValueError(f"batch={batch} does not divide among {ranks} processes")
+
+
+def suggested_batch(images: int, ranks: int = 1) -> int:
+    """The largest power of two, times the ranks, that gives four steps per epoch."""
+    share = max(2, images // GOOD_STEPS_PER_EPOCH // ranks)
+    return ranks << (share.bit_length() - 1)
+
+
+def _read_per_batch(batch: int, recipe: Recipe) -> int:
+    """How many images of a batch are read; the others are drawn."""
+    return max(1, batch - round(recipe.drawn * batch))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Two augmented views of every source image of every step.
+
+    Attributes:
+        pixels: The images.
+        recipe: How views are made.
+        overlays: Fonts and emoji.
+        size: Side of a view.
+        batch: Source images in the global batch.
+        seed: The run's seed.
+        rank: This process.
+        ranks: Number of processes that share the global batch.
+        device: Where views are made.
+    """
+
+    pixels: PixelSource
+    recipe: Recipe
+    overlays: Overlays
+    size: int
+    batch: int
+    seed: int
+    rank: int = 0
+    ranks: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Refuse a batch that the images or the ranks cannot fill."""
+        check_batch(self.batch, self.recipe, len(self.pixels), self.ranks)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass; the rest of a pass is left out."""
+        return len(self.pixels) // self._read
+
+    @property
+    def _read(self) -> int:
+        return _read_per_batch(self.batch, self.recipe)
+
+    def __call__(self, step: int) -> Batch:
+        """This rank's share: both views of its images, first views first."""
+        numbers = self.numbers(step)
+        choices = draw_pairs(self.recipe, self.batch, generator(self.seed, step))
+        share = self.batch // self.ranks
+        images = np.arange(self.rank * share, (self.rank + 1) * share)
+        own = np.concatenate([images, self.batch + images])  # view 0 of image i is row i
+        mine = choices.take(own)
+        pasted = mine.mix == PASTE
+        # A partner may belong to another rank: its view is made here once more, identically.
+        unpasted = np.union1d(own[~pasted], mine.partner[mine.mix != NO_MIX])
+        partners = np.searchsorted(unpasted, mine.partner).clip(max=len(unpasted) - 1)
+        views = np.concatenate([unpasted, own[pasted]])
+        needed, image_of_view = np.unique(views % self.batch, return_inverse=True)
+        decoded = self._decoded(numbers[needed], step)
+        pixels = decoded.tensors(self.device)
+        fillers = self._filler_views(step) if (choices.compose >= 0).any() else None
+
+        def make(part: slice, insets: Tensor | None = None) -> Tensor:
+            return augment(
+                pixels,
+                decoded.aspects,
+                choices.take(views[part]),
+                self.size,
+                self.overlays,
+                rows=image_of_view[part],
+                insets=insets,
+                fillers=fillers,
+            )
+
+        finished = make(slice(len(unpasted)))
+        if pasted.any():
+            insets = finished[torch.from_numpy(partners[pasted]).to(self.device)]
+            finished = torch.cat([finished, make(slice(len(unpasted), None), insets)])
+        rows = np.empty(len(own), dtype=np.int64)
+        rows[~pasted] = np.searchsorted(unpasted, own[~pasted])
+        rows[pasted] = np.arange(len(unpasted), len(views))
+        return mix(finished, decoded.sources[image_of_view], mine, rows, partners)
+
+    def ahead(self, steps: range) -> Iterator[tuple[int, Batch]]:
+        """Batches in order; the next is made while this one is trained on, where that helps.
+
+        Two thread pools on one CPU disturb each other, so images in memory are augmented in turn
+        there.
+        """
+        if self.device == "cpu" and isinstance(self.pixels, MemoryPixels):
+            yield from ((step, self(step)) for step in steps)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="augment") as pool:
+            waiting = [pool.submit(self, step) for step in steps[:1]]
+            for index, step in enumerate(steps):
+                batch = waiting.pop().result()
+                waiting += [pool.submit(self, later) for later in steps[index + 1 : index + 2]]
+                yield step, batch
+
+    def numbers(self, step: int) -> npt.NDArray[np.int64]:
+        """The source images of the global batch at ``step``."""
+        read = self._order(step, 0, self._read)
+        first = DRAWN + step * (self.batch - self._read)
+        drawn = np.arange(first, first + self.batch - self._read)
+        places = np.linspace(0, self._read, len(drawn), endpoint=False).astype(np.int64)
+        return np.insert(read, places, drawn)
+
+    def _order(self, step: int, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Images ``start`` to ``end``, counted from the first of the batch; wraps around."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order = generator(self.seed, EPOCHS_KEY + epoch).permutation(len(self.pixels))
+        return order.take(np.arange(start, end) + position * self._read, mode="wrap")
+
+    def fillers(self, step: int) -> npt.NDArray[np.int64]:
+        """Up to ``FILLERS`` images outside the global batch at ``step``."""
+        return self._order(step, self._read, min(len(self.pixels), self._read + FILLERS))
+
+    def _filler_views(self, step: int) -> Tensor | None:
+        """The fillers (k, 3, size, size); None if the batch holds every image."""
+        numbers = self.fillers(step)
+        if not len(numbers):
+            return None
+        pixels = self.pixels.take(numbers).tensors(self.device)
+        return as_squares(pixels, self.size, torch.float32)
+
+    def _decoded(self, numbers: npt.NDArray[np.int64], step: int) -> Decoded:
+        """Read the images below ``DRAWN``, draw the others."""
+        is_drawn = numbers >= DRAWN
+        read = self.pixels.take(numbers[~is_drawn])
+        if not is_drawn.any():
+            return read
+        square = isinstance(read.pixels, np.ndarray)
+        side = read.pixels[0].shape[0] if square else round(MOST_DETAIL * self.size)
+        kinds = generator(self.seed, DRAWN_KEY + step).integers(0, len(KINDS), KINDS_AT_ONCE)
+        waiting = iter(zip(read.pixels, read.aspects, read.sources, strict=True))
+
+        def one(number: int) -> tuple[npt.NDArray[np.uint8], float, int]:
+            if number < DRAWN:
+                return next(waiting)
+            kind = int(kinds[number % KINDS_AT_ONCE])
+            return *draw_image(number, kind, side, self.overlays.complete_fonts), number
+
+        pixels, aspects, sources = zip(*map(one, numbers.tolist()), strict=True)
+        return Decoded(
+            np.stack(pixels) if square else list(pixels),
+            np.array(aspects, dtype=np.float32),
+            np.array(sources, dtype=np.int64),
+        )

@@ -1,8 +1,8 @@
-"""Ranks: one process or many, and what must be the same for all of them.
+"""Ranks: one process or many, and everything they share.
 
-The loss is taken over the global batch. Descriptors are gathered, each rank computes the rows of
-the loss that are its own, and the gradients that these rows give to the other ranks' descriptors
-are summed back: gradients through the gather. Parameter gradients are then summed over ranks.
+The loss is taken over the global batch. Descriptors are gathered, each rank computes its own rows
+of the loss, and the gradients that these rows give to other ranks' descriptors are summed back:
+gradients through the gather. Parameter gradients are then summed over ranks.
 """
 
 import os
@@ -24,8 +24,8 @@ class Ranks:
 
     Attributes:
         rank: Its number.
-        count: How many there are.
-        local: Its number on this machine, which is its GPU's.
+        count: Number of processes.
+        local: Its number on this machine, and the number of its GPU.
     """
 
     rank: int = 0
@@ -34,11 +34,11 @@ class Ranks:
 
     @classmethod
     def join(cls, device_type: str) -> "Ranks":
-        """Join the group ``torchrun`` describes, or be alone."""
+        """Join the group that ``torchrun`` describes; without one, be a group of one."""
         if "WORLD_SIZE" not in os.environ and not dist.is_initialized():
             return cls()
         if device_type == "cuda" and "LOCAL_RANK" in os.environ:
-            # "cuda" alone is the first GPU on every rank otherwise, and NCCL refuses to share it.
+            # Otherwise "cuda" is the first GPU on every rank, and NCCL refuses to share it.
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
@@ -51,7 +51,7 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Every rank's rows, in rank order; no gradient."""
+        """Every rank's rows, in rank order, without a gradient."""
         if self.count == 1:
             return tensor
         tensor = tensor.contiguous()
@@ -101,7 +101,7 @@ class Ranks:
         return {name: reason for part in parts for name, reason in part.items()}
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Wait until every rank is here."""
         if self.count > 1:
             dist.barrier()
 
@@ -118,7 +118,7 @@ class _SumOverRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> Tensor:
-        """What every rank sends back, added."""
+        """Every rank's gradient, added."""
         total = gradients[0].clone()
         dist.all_reduce(total)
         return total

@@ -1,21 +1,67 @@
-"""One training step's loss and gradients over the global batch, in chunks if it does not fit.
+"""Loss and gradients of one step over the global batch, in chunks where it does not fit.
 
 Cached gradients (Gao et al. 2021): encode all views without a graph, take the loss and its
 gradient at the descriptors, then encode chunk by chunk again with a graph and back-propagate that
-gradient. Only one chunk's activations are ever held; the contrastive batch is as large as wished.
+gradient. Only one chunk's activations are ever held, so the contrastive batch can be of any size.
 BatchNorm then sees the chunk.
+
+Memory (Wang et al. 2020): a batch of 128 shows a descriptor 127 other images, a search millions.
+Weights change little from step to step, so the descriptors of the last thousands of images are
+further negatives for the price of one matrix product. They get no gradient.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sscd_vec.kernels import SSCDLoss, sscd_loss
 from sscd_vec.trainer.distributed import Ranks
-from sscd_vec.trainer.stages import SplitModel, batch_norms
+from sscd_vec.trainer.model import SplitModel, batch_norms
+
+
+class Memory:
+    """The newest descriptors of first views, the same on every rank.
+
+    Attributes:
+        z: (m, d) unit descriptors, oldest first, m at most the memory's size.
+        sources: (m, 2) their sources.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Keep at most ``size`` rows; 0 keeps none."""
+        self._size = size
+        self.z = torch.empty(0, 0)
+        self.sources = torch.empty(0, 2, dtype=torch.int64)
+
+    def strangers(self, sources: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows that share no source with these, and their sources."""
+        if not len(self.z):
+            return self.z, sources[:0]
+        apart = ~torch.isin(self.sources, sources).any(dim=1)
+        return self.z[apart], self.sources[apart]
+
+    def add(self, z: Tensor, sources: Tensor) -> None:
+        """Remember descriptors, except mixed and non-finite ones; the oldest are forgotten."""
+        if not self._size:
+            return
+        plain = (sources[:, 0] == sources[:, 1]) & z.isfinite().all(dim=1)
+        old = self.z if len(self.z) else z[:0]
+        self.z = torch.cat([old, z[plain]])[-self._size :].clone()
+        self.sources = torch.cat([self.sources.to(sources.device), sources[plain]])[-self._size :]
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything needed to continue."""
+        return {"z": self.z, "sources": self.sources}
+
+    def load(self, saved: Mapping[str, Any] | None, device: torch.device) -> None:
+        """Continue from ``state``; None, from a run without a memory, changes nothing."""
+        if saved is not None and self._size:
+            self.z = saved["z"][-self._size :].to(device)
+            self.sources = saved["sources"][-self._size :].to(device)
 
 
 @dataclass(frozen=True)
@@ -25,10 +71,12 @@ class Objective:
     Attributes:
         tau: Temperature.
         ranks: The processes that share the batch.
+        memory: Descriptors of earlier steps, as further negatives.
     """
 
     tau: float
     ranks: Ranks = Ranks()
+    memory: Memory = field(default_factory=lambda: Memory(0))
 
     def gradient(
         self, z: Tensor, sources: Tensor, entropy_weight: float
@@ -46,10 +94,13 @@ class Objective:
         own = z.detach().float().requires_grad_()
         everyone = self.ranks.gather(own.detach())
         if not bool(torch.isfinite(everyone).all()):
-            # A broken forward pass: every rank sees it, and the step will be skipped.
+            # A broken forward pass: every rank sees it and skips the step.
             nothing = torch.full_like(own, torch.nan)
             return SSCDLoss(*nothing.new_full((5,), torch.nan).unbind()), nothing
-        if self.ranks.count == 1:
+        all_sources = self.ranks.gather(sources)
+        earlier, earlier_sources = self.memory.strangers(all_sources)
+        self._remember(everyone, all_sources)
+        if self.ranks.count == 1 and not len(earlier):
             loss = sscd_loss(own, sources, self.tau, entropy_weight)
             gradient = torch.autograd.grad(loss.total, own)[0]
             return SSCDLoss(*(part.detach() for part in loss)), gradient
@@ -60,14 +111,21 @@ class Objective:
             sources,
             self.tau,
             entropy_weight,
-            all_z=everyone,
-            all_sources=self.ranks.gather(sources),
+            all_z=torch.cat([everyone, earlier]) if len(earlier) else everyone,
+            all_sources=torch.cat([all_sources, earlier_sources]),
             row_offset=first,
         )
         as_row, as_column = torch.autograd.grad(loss.total, (own, everyone))
         as_column = self.ranks.sum(as_column)[first : first + len(own)]
         mean = self.ranks.sum(torch.stack([part.detach() for part in loss])) / self.ranks.count
         return SSCDLoss(*mean.unbind()), (as_row + as_column) / self.ranks.count
+
+    def _remember(self, everyone: Tensor, sources: Tensor) -> None:
+        """Keep the first views, the first half of every rank's rows: the references of a search."""
+        halves = 2 * self.ranks.count
+        first = torch.arange(halves, device=everyone.device).remainder(2) == 0
+        rows = first.repeat_interleave(len(everyone) // halves)
+        self.memory.add(everyone[rows], sources[rows])
 
 
 def backward(
@@ -82,7 +140,7 @@ def backward(
     describe: Callable[[Tensor, torch.dtype], Tensor] | None = None,
     scale: Callable[[Tensor], Tensor] | None = None,
 ) -> SSCDLoss:
-    """Add the gradient of the global loss to this rank's parameters; not yet summed over ranks.
+    """Add the gradient of the global loss to this rank's parameters; does not sum over ranks.
 
     Args:
         model: The model, in training mode.
@@ -92,7 +150,7 @@ def backward(
         entropy_weight: lambda at this step.
         chunk: Views encoded at once; 0 for all.
         precision: Autocast type of the trunk.
-        describe: The compiled form of ``model.describe``, if there is one.
+        describe: A compiled ``model.describe``, if there is one.
         scale: Multiplies the gradient against underflow in float16.
 
     Returns:
@@ -128,7 +186,7 @@ def _scaled(gradient: Tensor, scale: Callable[[Tensor], Tensor] | None) -> Tenso
 
 
 def _random_state(device: torch.device) -> Tensor:
-    """The state of the generator that dropout on ``device`` draws from."""
+    """State of the generator that dropout on ``device`` draws from."""
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
@@ -141,7 +199,7 @@ def _set_random_state(state: Tensor, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def _running_statistics_kept(module: nn.Module) -> Iterator[None]:
-    """Let BatchNorm use its batch's statistics without recording them: the second pass will."""
+    """Let BatchNorm use its batch's statistics without recording them; the second pass does."""
     momenta = [(norm, norm.momentum) for norm in batch_norms(module)]
     for norm, _ in momenta:
         norm.momentum = 0.0

@@ -1,8 +1,12 @@
-"""Run: everything that changes while training, and the one step that changes it."""
+"""Run: everything that changes while training, the one step that changes it, and its health."""
 
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +17,115 @@ from torch import Tensor, nn
 from sscd_vec.encoder.backends import require_bfloat16
 from sscd_vec.encoder.checkpoint import write_pretrained
 from sscd_vec.encoder.model import SSCDModel
-from sscd_vec.trainer.average import AverageWeights
+from sscd_vec.trainer.augment.views import Batch
 from sscd_vec.trainer.config import TrainConfig
 from sscd_vec.trainer.distributed import Ranks, synchronize_batch_norm
-from sscd_vec.trainer.health import Health
-from sscd_vec.trainer.initial import initial_model
-from sscd_vec.trainer.lars import LARS
-from sscd_vec.trainer.losses import Objective, backward
-from sscd_vec.trainer.mix import Batch
+from sscd_vec.trainer.losses import Memory, Objective, backward
+from sscd_vec.trainer.model import SplitModel, normalize, whiten_head
+from sscd_vec.trainer.optim import (
+    AverageWeights,
+    build_optimizer,
+    entropy_factor,
+    learning_rate_factor,
+)
 from sscd_vec.trainer.pixels import PixelSource
-from sscd_vec.trainer.schedule import entropy_factor, learning_rate_factor
-from sscd_vec.trainer.stages import SplitModel, parameter_groups
 from sscd_vec.trainer.validation import Score, Validation
-from sscd_vec.trainer.whitened_head import whiten_head
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# A float16 scaler starts at 2**16 and halves at every overflow: that many are no failure.
+# A float16 scaler starts at 2**16 and halves at every overflow: that many are not a failure.
 SCALER_HALVINGS = 16
+
+COLLAPSE_WINDOW = 20  # steps averaged before a collapse is called
+SAME_SIMILARITY = 0.99
+# Uniform descriptors have copies near cosine 0 and, in a large batch, a nearest other image well
+# above it. In a model that has not learned yet, both are about equally near.
+UNIFORM_RATIO = 0.5
+
+
+class TrainingDiverged(RuntimeError):
+    """Gradients stayed non-finite; the message says what to change."""
+
+
+@dataclass
+class Health:
+    """Counts skipped steps and reads collapse from two similarities.
+
+    Attributes:
+        max_bad_steps: Consecutive non-finite steps before the run stops.
+        skipped: Steps skipped so far.
+        consecutive: Steps skipped in a row up to now.
+    """
+
+    max_bad_steps: int = 5
+    skipped: int = 0
+    consecutive: int = 0
+    _positive: deque[float] = field(default_factory=lambda: deque(maxlen=COLLAPSE_WINDOW))
+    _negative: deque[float] = field(default_factory=lambda: deque(maxlen=COLLAPSE_WINDOW))
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to continue the watch."""
+        return {
+            "skipped": self.skipped,
+            "consecutive": self.consecutive,
+            "positive": list(self._positive),
+            "negative": list(self._negative),
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Continue from ``state``."""
+        self.skipped, self.consecutive = saved["skipped"], saved["consecutive"]
+        self._positive.extend(saved["positive"])
+        self._negative.extend(saved["negative"])
+
+    def gradient_is_fine(self, norm: float, step: int, entropy_weight: float) -> bool:
+        """Whether to take this step.
+
+        Raises:
+            TrainingDiverged: ``max_bad_steps`` gradients in a row were not finite.
+        """
+        if math.isfinite(norm):
+            self.consecutive = 0
+            return True
+        self.skipped += 1
+        self.consecutive += 1
+        log.warning("step %d: the gradient is not finite; step skipped", step)
+        if self.consecutive >= self.max_bad_steps:
+            raise TrainingDiverged(
+                f"{self.consecutive} steps in a row had non-finite gradients (step {step}). "
+                f"Usual remedies: a smaller entropy weight (now {entropy_weight:g}; 10 is a safe "
+                "start, above 40 is unstable), zero_init_residual=True when training from "
+                "scratch, a longer warm-up or a smaller learning rate, float32."
+            )
+        return False
+
+    def collapse(self, positive: float, negative: float) -> str:
+        """Describe a collapse that the last steps show; empty if there is none.
+
+        Args:
+            positive: Mean cosine between copies.
+            negative: Mean cosine to the nearest non-copy.
+        """
+        self._positive.append(positive)
+        self._negative.append(negative)
+        if len(self._positive) < COLLAPSE_WINDOW:
+            return ""
+        near = sum(self._positive) / COLLAPSE_WINDOW
+        far = sum(self._negative) / COLLAPSE_WINDOW
+        if far > SAME_SIMILARITY:
+            return (
+                f"collapse to a point: even non-copies have cosine {far:.3f}. Raise the entropy "
+                "weight or lower the learning rate"
+            )
+        if near < UNIFORM_RATIO * far:
+            return (
+                f"collapse to uniform: descriptors are spread evenly, but copies (cosine "
+                f"{near:.3f}) are farther than the nearest other image ({far:.3f}). The entropy "
+                "weight outweighs the contrastive loss: lower it, ramp it (entropy_ramp=0.2), or "
+                "start from trained weights"
+            )
+        return ""
 
 
 class Run:
@@ -39,39 +133,55 @@ class Run:
 
     Attributes:
         model: The model.
+        steps: Length of the whole run.
         step: Steps taken.
+        initial: Validation µAP before training.
         best: Best validation µAP so far.
         score: The last validation.
     """
 
-    def __init__(self, config: TrainConfig, device: torch.device, ranks: Ranks, steps: int) -> None:
-        """Build model and optimizer; ``steps`` is the length of the whole run."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: SSCDModel,
+        device: torch.device,
+        ranks: Ranks,
+        steps: int = 0,
+    ) -> None:
+        """Prepare to train ``model``; ``steps`` may be set once the images are known.
+
+        Raises:
+            ValueError: The trunk has fewer stages than ``config.frozen_stages``.
+            Bfloat16Error: The device cannot compute in bfloat16.
+        """
         if config.precision == "bfloat16":
             require_bfloat16("torch", device)
-        self._config, self._device, self._ranks, self._steps = config, device, ranks, steps
-        self.model = initial_model(config).to(device)
+        self._config, self._device, self._ranks, self.steps = config, device, ranks, steps
+        self.model = model.to(device)
         for tensor in self.model.parameters():
             if tensor.ndim == 4:
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-        self._split = SplitModel(self.model, config.frozen_stages)
+        self._split = SplitModel(self.model, config.frozen_stages, config.train_gem_p)
         if ranks.count > 1 and not config.frozen_batch_norm:
             synchronize_batch_norm(self._split.trained, device.type)
-        self._optimizer = _optimizer(self.model, config)
+        self._optimizer = build_optimizer(self.model, config)
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self._average = AverageWeights(self.model, config.ema) if config.ema else None
-        self._objective = Objective(config.tau, ranks)
+        self._memory = Memory(config.memory)
+        self._objective = Objective(config.tau, ranks, self._memory)
         patience = config.max_bad_steps + (SCALER_HALVINGS if self._scaler.is_enabled() else 0)
         self._health = Health(patience)
         describe: Callable[[Tensor, torch.dtype], Tensor] = self._split.describe
         self._describe = torch.compile(describe) if config.compile else describe
         self._warned = False
         self.step = 0
+        self.initial: float | None = None
         self.best: float | None = None
         self.score: Score | None = None
 
-    def whiten_head(self, photos: PixelSource) -> None:
-        """Start the head as the whitening of the trunk's features of these photos."""
-        whiten_head(self.model, photos, self._config.size, self._ranks)
+    def whiten_head(self, images: PixelSource) -> None:
+        """Start the head as the whitening of the trunk's features of these images."""
+        whiten_head(self.model, images, self._config.size, self._ranks)
         if self._average is not None:
             self._average.load(self.model.state_dict())
 
@@ -83,20 +193,43 @@ class Run:
         """
         config, started = self._config, time.perf_counter()
         torch.manual_seed(_dropout_seed(config.seed, self.step, self._ranks.rank))
-        self._split.training_mode(config.frozen_batch_norm)
-        rate = config.peak_learning_rate * learning_rate_factor(
-            self.step, self._steps, round(config.warmup * self._steps)
-        )
-        entropy_weight = config.entropy_weight * entropy_factor(
-            self.step, self._steps, config.entropy_ramp
-        )
+        warmup = round(config.warmup * self.steps)
+        rate = config.peak_learning_rate * learning_rate_factor(self.step, self.steps, warmup)
+        ramp = entropy_factor(self.step, self.steps, config.entropy_ramp)
+        entropy_weight = config.entropy_weight * ramp
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["scale"]
+        statistics = {name: tensor.clone() for name, tensor in self.model.named_buffers()}
+        figures, norm = self._compute_gradients(batch, entropy_weight)
+        if self._health.gradient_is_fine(norm, self.step, entropy_weight):
+            self._scaler.step(self._optimizer)
+            if self._average is not None:
+                self._average.update(self.model, self.step)
+        else:
+            # What made the gradient non-finite may have reached BatchNorm's statistics too.
+            for name, tensor in self.model.named_buffers():
+                tensor.copy_(statistics[name])
+        self._scaler.update()
+        self._warn_of_collapse(figures)
+        self.step += 1
+        return figures | {
+            "learning_rate": rate,
+            "entropy_weight": entropy_weight,
+            "gradient_norm": norm,
+            "skipped_steps": self._health.skipped,
+            "seconds": time.perf_counter() - started,
+        }
+
+    def _compute_gradients(
+        self, batch: Batch, entropy_weight: float
+    ) -> tuple[dict[str, Any], float]:
+        """Set every parameter's gradient of the global loss; returns the losses and its norm."""
+        config = self._config
+        self._split.training_mode(config.frozen_batch_norm)
         self._optimizer.zero_grad(set_to_none=True)
-        statistics = {n: t.clone() for n, t in self.model.named_buffers()}
         loss = backward(
             self._split,
-            self._normalized(batch.images),
+            normalize(self.model, batch.images),
             batch.sources.to(self._device),
             self._objective,
             entropy_weight,
@@ -111,36 +244,25 @@ class Run:
         norm = nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
         if config.clip_norm:
             nn.utils.clip_grads_with_norm_(trained, config.clip_norm, norm)
-        if self._health.gradient_is_fine(float(norm), self.step, entropy_weight):
-            self._scaler.step(self._optimizer)
-            if self._average is not None:
-                self._average.update(self.model, self.step)
-        else:
-            # What made the gradient non-finite may have reached BatchNorm's statistics too.
-            for name, tensor in self.model.named_buffers():
-                tensor.copy_(statistics[name])
-        self._scaler.update()
-        figures: dict[str, Any] = {name: float(part) for name, part in loss._asdict().items()}
-        warning = self._health.collapse(
-            figures["positive_similarity"], figures["negative_similarity"]
-        )
+        return {name: float(part) for name, part in loss._asdict().items()}, float(norm)
+
+    def _warn_of_collapse(self, figures: dict[str, Any]) -> None:
+        similarities = figures["positive_similarity"], figures["negative_similarity"]
+        warning = self._health.collapse(*similarities)
         if warning:
             figures["warning"] = warning
             if not self._warned:
                 log.warning("step %d: %s", self.step, warning)
         self._warned = bool(warning)
-        self.step += 1
-        return figures | {
-            "learning_rate": rate,
-            "entropy_weight": entropy_weight,
-            "gradient_norm": float(norm),
-            "skipped_steps": self._health.skipped,
-            "seconds": time.perf_counter() - started,
-        }
+
+    def keep_start(self, validation: Validation, out: Path) -> None:
+        """Measure and write the weights the run starts from: later ones must be better."""
+        self.initial = self.best = self._measure(validation).micro_ap
+        self.export(out)
 
     def validate(self, validation: Validation, out: Path) -> dict[str, float]:
         """Measure the weights that would be written; write them if they are the best so far."""
-        self.score = self.measure(validation)
+        self.score = self._measure(validation)
         if self.best is None or self.score.micro_ap > self.best:
             self.best = self.score.micro_ap
             self.export(out)
@@ -150,19 +272,14 @@ class Run:
             "recall_at_p90": self.score.recall_at_p90,
         }
 
-    def measure(self, validation: Validation) -> Score:
+    def _measure(self, validation: Validation) -> Score:
         """Validate the averaged weights if there are any, else the current ones."""
-        if self._average is None:
+        average = self._average
+        with nullcontext() if average is None else average.applied_to(self.model):
             return validation(self.model)
-        current = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        self.model.load_state_dict(self._average.weights)
-        try:
-            return validation(self.model)
-        finally:
-            self.model.load_state_dict(current)
 
     def export(self, out: Path) -> None:
-        """Write the folder ``Encoder.from_pretrained`` reads.
+        """Write the folder that ``Encoder.from_pretrained`` reads.
 
         Raises:
             OSError: It cannot be written; an earlier one and the last checkpoint stay.
@@ -180,45 +297,34 @@ class Run:
         """Everything needed to continue."""
         return {
             "step": self.step,
-            "steps": self._steps,
+            "steps": self.steps,
             "model": self.model.state_dict(),
             "average": self._average.weights if self._average is not None else None,
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
+            "initial": self.initial,
             "best": self.best,
             "health": self._health.state(),
+            "memory": self._memory.state(),
             "config": self._config.to_dict(),
         }
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Continue from ``state``; settings that differ from the saved ones are named."""
-        now = self._config.to_dict() | {"steps": self._steps}
-        before = saved["config"] | {"steps": saved["steps"]}
-        changed = sorted(name for name in now if before.get(name) != now[name])
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Continue from ``state``; names the settings that differ from the saved ones."""
+        now = self._config.to_dict() | {"steps": self.steps}
+        before = TrainConfig.from_dict(saved["config"]).to_dict() | {"steps": saved["steps"]}
+        changed = sorted(name for name in now if before[name] != now[name])
         if changed:
             log.warning("resumed with other settings than before: %s", ", ".join(changed))
         self.step, self.best = saved["step"], saved["best"]
+        self.initial = saved.get("initial")
         self.model.load_state_dict(saved["model"])
         self._optimizer.load_state_dict(saved["optimizer"])
         self._scaler.load_state_dict(saved["scaler"])
         self._health.load(saved["health"])
+        self._memory.load(saved.get("memory"), self._device)
         if self._average is not None and saved["average"] is not None:
             self._average.load(saved["average"])
-
-    def _normalized(self, images: Tensor) -> Tensor:
-        """``(x - mean) / std``, channels_last."""
-        encoder = self.model.config
-        mean = torch.tensor(encoder.mean, device=self._device)[:, None, None]
-        std = torch.tensor(encoder.std, device=self._device)[:, None, None]
-        normal = (images.to(self._device) - mean).div_(std)
-        return normal.contiguous(memory_format=torch.channels_last)
-
-
-def _optimizer(model: SSCDModel, config: TrainConfig) -> torch.optim.Optimizer:
-    groups = parameter_groups(model, config.decay, config.layer_decay)
-    if config.optimizer == "lars":
-        return LARS(groups, lr=0.0)
-    return torch.optim.AdamW(groups, lr=0.0)
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:

@@ -13,13 +13,15 @@ from safetensors import SafetensorError
 
 from sscd_vec.encoder import checkpoint as encoder_checkpoint
 from sscd_vec.encoder.checkpoint import read_checkpoint
+from sscd_vec.locks import LockHeldError, locked
 from sscd_vec.trainer import Result, TrainConfig, Trainer
-from sscd_vec.trainer.checkpoint import Checkpoints, only_run
-from sscd_vec.trainer.journal import read_metrics
-from sscd_vec.trainer.mix import Batch
+from sscd_vec.trainer.augment.views import Batch
+from sscd_vec.trainer.checkpoint import Checkpoints
+from sscd_vec.trainer.loop import LOCK
+from sscd_vec.trainer.report import read_metrics
 from sscd_vec.trainer.run import Run
 from tests.trainer import tiny
-from tests.trainer.photos import write_folder
+from tests.trainer.images import write_folder
 
 CONFIG = TrainConfig(
     trunk=tiny.NAME,
@@ -171,7 +173,11 @@ def test_a_run_is_not_overwritten(photos: Path, uninterrupted: Path) -> None:
 
 def test_one_process_at_a_time_trains_into_a_folder(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with only_run(out), pytest.raises(BlockingIOError, match="another process trains into"):
+    out.mkdir()
+    with (
+        locked(out / LOCK, purpose="train into this folder"),
+        pytest.raises(LockHeldError, match=rf"process {os.getpid()} .* to train into this folder"),
+    ):
         fit(photos, out)
     assert fit(photos, out).finished, "the folder is free again"
 

@@ -1,9 +1,16 @@
 import json
+import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from sscd_vec import models
+from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.trainer import TrainConfig
+from sscd_vec.trainer.augment.recipe import RECIPES
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_defaults_are_the_papers() -> None:
@@ -63,6 +70,10 @@ def test_toml_json_and_run_folder_read_back(tmp_path: Path) -> None:
         ("head", "conv"),
         ("size_mode", "crop"),
         ("gem_p", 0.0),
+        ("train_gem_p", -1.0),
+        ("crops", "sharp"),
+        ("exempt_norms", 1),
+        ("memory", -1),
         ("recipe", "jpeg"),
     ],
 )
@@ -81,3 +92,19 @@ def test_unknown_setting_lists_the_known_ones(tmp_path: Path) -> None:
 def test_whole_numbers_do_for_fractions_and_null_for_the_default() -> None:
     config = TrainConfig.from_dict({"entropy_weight": 8, "init_from": None, "recipe": {"jpeg": 1}})
     assert (config.entropy_weight, config.init_from) == (8, "")
+
+
+def test_the_documented_recipe_can_be_read() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    text = textwrap.dedent(page.split("```toml\n")[1].split("```")[0])
+    config = TrainConfig.from_dict(tomllib.loads(text))
+    assert config.init_from in models.shipped()
+    shipped, _ = read_checkpoint(models.resolve(config.init_from))
+    assert (config.trunk, config.dim) == (shipped.trunk, shipped.dim), "its head is kept"
+    RECIPES[config.augmentations].with_changes(config.recipe)
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").rglob("*.toml")), ids=str)
+def test_recipes_of_earlier_runs_still_load(recipe: Path) -> None:
+    config = TrainConfig.read(recipe)
+    RECIPES[config.augmentations].with_changes(config.recipe)

@@ -15,7 +15,7 @@ from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.model import build_model
 from sscd_vec.trainer.distributed import Ranks, SyncBatchNorm, synchronize_batch_norm
 from sscd_vec.trainer.losses import Objective, backward
-from sscd_vec.trainer.stages import SplitModel, batch_norms
+from sscd_vec.trainer.model import SplitModel, batch_norms
 from tests.trainer import tiny
 
 # (name, frozen BatchNorm, chunk of the two processes)

@@ -3,12 +3,13 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.model import build_model
-from sscd_vec.kernels import SSCDLoss
-from sscd_vec.trainer.losses import Objective, backward
-from sscd_vec.trainer.stages import SplitModel, batch_norms, stages_of
+from sscd_vec.kernels import SSCDLoss, sscd_loss
+from sscd_vec.trainer.losses import Memory, Objective, backward
+from sscd_vec.trainer.model import SplitModel, batch_norms, stages_of
 from tests.trainer import tiny
 
 SOURCES = torch.tensor([[0, 0], [1, 1], [2, 0], [0, 0], [1, 1], [2, 2], [3, 3], [3, 1]])
@@ -156,3 +157,83 @@ def test_both_passes_over_a_chunk_drop_the_same(split: SplitModel) -> None:
     largest = max(float(g.abs().max()) for g in expected.values())
     for name, gradient in expected.items():
         assert float((cached[name] - gradient).abs().max()) <= 1e-5 * largest, name
+
+
+def unit_rows(count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(count, 6, generator=generator), dim=1)
+
+
+def plain(first: int, count: int) -> Tensor:
+    """Sources of ``count`` unmixed images, numbered from ``first``."""
+    return torch.arange(first, first + count)[:, None].repeat(1, 2)
+
+
+def test_the_newest_rows_are_kept_oldest_first() -> None:
+    memory = Memory(5)
+    memory.add(unit_rows(3, 0), plain(0, 3))
+    memory.add(unit_rows(4, 1), plain(10, 4))
+    torch.testing.assert_close(memory.z, torch.cat([unit_rows(3, 0)[2:], unit_rows(4, 1)]))
+    assert memory.sources[:, 0].tolist() == [2, 10, 11, 12, 13]
+
+
+def test_mixed_and_broken_rows_are_not_remembered() -> None:
+    memory = Memory(5)
+    z = unit_rows(3, 0)
+    z[1, 0] = torch.nan
+    memory.add(z, torch.tensor([[0, 0], [1, 1], [2, 7]]))
+    assert memory.sources.tolist() == [[0, 0]]
+
+
+def test_rows_that_share_a_source_with_the_batch_are_not_strangers() -> None:
+    memory = Memory(5)
+    memory.add(unit_rows(4, 0), plain(0, 4))
+    z, sources = memory.strangers(torch.tensor([[1, 1], [9, 3]]))
+    assert sources[:, 0].tolist() == [0, 2]
+    torch.testing.assert_close(z, unit_rows(4, 0)[[0, 2]])
+
+
+def test_a_memory_of_no_size_stays_empty() -> None:
+    memory = Memory(0)
+    memory.add(unit_rows(4, 0), plain(0, 4))
+    assert len(memory.strangers(plain(9, 1))[0]) == 0
+
+
+def test_state_continues_the_memory() -> None:
+    memory, again = Memory(5), Memory(5)
+    memory.add(unit_rows(4, 0), plain(0, 4))
+    again.load(memory.state(), torch.device("cpu"))
+    for one in (memory, again):
+        one.add(unit_rows(3, 1), plain(20, 3))
+    torch.testing.assert_close(memory.z, again.z, rtol=0, atol=0)
+    assert memory.sources.tolist() == again.sources.tolist()
+    again.load(None, torch.device("cpu"))
+    assert len(again.z) == 5, "a run saved without a memory changes nothing"
+
+
+def test_gradient_is_that_of_a_batch_with_fixed_further_rows() -> None:
+    earlier = unit_rows(7, 3)
+    z, sources = unit_rows(8, 4), plain(0, 4).repeat(2, 1)
+    memory = Memory(32)
+    memory.add(earlier, plain(100, 7))
+    loss, gradient = Objective(0.05, memory=memory).gradient(z, sources, 10.0)
+
+    own = z.clone().requires_grad_()
+    everyone = torch.cat([own, earlier])
+    wanted = sscd_loss(
+        own, sources, 0.05, 10.0, everyone, torch.cat([sources, plain(100, 7)]), row_offset=0
+    )
+    torch.testing.assert_close(loss.total, wanted.total.detach())
+    torch.testing.assert_close(gradient, torch.autograd.grad(wanted.total, own)[0])
+    alone = Objective(0.05).gradient(z, sources, 10.0)[0]
+    assert loss.info_nce > alone.info_nce, "more negatives make the task harder"
+
+
+def test_first_views_are_remembered_after_the_step() -> None:
+    memory = Memory(32)
+    z, sources = unit_rows(8, 4), plain(0, 4).repeat(2, 1)
+    before = Objective(0.05, memory=memory).gradient(z, sources, 10.0)[0]
+    torch.testing.assert_close(before.total, Objective(0.05).gradient(z, sources, 10.0)[0].total)
+    torch.testing.assert_close(memory.z, z[:4])
+    again = Objective(0.05, memory=memory).gradient(z, sources, 10.0)[0]
+    assert float(again.total) == pytest.approx(float(before.total)), "none of them is a stranger"
