@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from sscd_vec.adapters.faiss import FaissIndex
     from sscd_vec.adapters.matches import Matches
     from sscd_vec.adapters.milvus import MilvusCollection
+    from sscd_vec.bank import Bank
     from sscd_vec.encoder import Encoder, EncoderConfig
     from sscd_vec.normalize import Normalizer
 
 __all__ = [
+    "Bank",
     "Encoder",
     "EncoderConfig",
     "FaissIndex",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "Bank": "sscd_vec.bank",
     "Encoder": "sscd_vec.encoder",
     "EncoderConfig": "sscd_vec.encoder",
     "FaissIndex": "sscd_vec.adapters.faiss",

@@ -1,44 +1,18 @@
 """What the server can do with a bank. Runs in the worker's thread, many requests at a time."""
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from sscd_vec.app.limits import Refused
 from sscd_vec.app.metrics import Metrics
-from sscd_vec.app.uploads import Pixels, encode_jpeg
+from sscd_vec.app.uploads import Pixels
+from sscd_vec.bank import Bank, BankMatch
+from sscd_vec.bank.describe import describe_pixels
+from sscd_vec.bank.heat_grid import IMAGE_SIDE, reduced
+from sscd_vec.bank.quality import THUMBNAIL_SIDE, jpeg
 from sscd_vec.encoder.images import ImageError, load_pixels
-from sscd_vec.photos.bank import UPLOADS, Bank, Hit
-from sscd_vec.photos.heat_grid import IMAGE_SIDE, reduced
-from sscd_vec.photos.pictures_table import file_state
-from sscd_vec.photos.quality import THUMBNAIL_SIDE, thumbnail
-from sscd_vec.photos.tiles import crops
-
-Float32 = NDArray[np.float32]
-
-
-class ImageEncoder(Protocol):
-    """An ``Encoder``, as far as the server is concerned."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What distinguishes its descriptors."""
-        ...
-
-    def encode(self, inputs: Any, *, show_progress: bool | None = None) -> Any:  # noqa: ANN401
-        """Descriptors of images."""
-        ...
-
-    def heatmap(self, a: Any, b: Any) -> Any:  # noqa: ANN401
-        """Which part of ``a`` matches ``b``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -58,30 +32,22 @@ class HeatmapRequest:
 
 
 class Engine:
-    """A bank and its encoder.
+    """A bank at work.
 
     Attributes:
         bank: What is searched.
-        encoder: What it was built with.
         tiles: Crops per side of each query; 1 for whole images.
     """
 
-    def __init__(
-        self, bank: Bank, encoder: ImageEncoder, metrics: Metrics, *, tiles: int = 1
-    ) -> None:
-        """Check that the encoder is the bank's."""
-        bank.normalizer.check_encoder(encoder)
-        self.bank = bank
-        self.encoder = encoder
-        self.tiles = tiles
-        self.metrics = metrics
+    def __init__(self, bank: Bank, metrics: Metrics, *, tiles: int = 1) -> None:
+        """Load the bank's encoder."""
+        self.bank, self.tiles, self.metrics = bank, tiles, metrics
+        self.encoder = bank.encoder
 
     @property
     def threshold(self) -> float | None:
-        """The calibrated score of a copy, if there is one."""
-        tiled = self.tiles > 1 or self.bank.settings.tiles > 1
-        found = self.bank.normalizer.thresholds.get("tiled" if tiled else "search")
-        return None if found is None else found.value
+        """Least score of a copy, if one is given or calibrated."""
+        return self.bank.threshold_of(self.bank.score_kind(self.tiles))
 
     def handlers(self) -> dict[str, Any]:
         """The kinds of work, for the worker."""
@@ -92,44 +58,25 @@ class Engine:
             "heatmap": self.heatmap,
         }
 
-    def search(self, requests: Sequence[Search]) -> list[list[Hit]]:
+    def search(self, requests: Sequence[Search]) -> list[list[BankMatch]]:
         """Encode all images in one pass and search them together."""
-        views = [crops(request.pixels, self.tiles) for request in requests]
-        k = max(request.k for request in requests)
-        answers = self.bank.search(self._encode(views), k)
-        return [hits[: request.k] for request, hits in zip(requests, answers, strict=True)]
+        vectors = describe_pixels(self.encoder, [r.pixels for r in requests], self.tiles)
+        self.metrics.images.add(sum(map(len, vectors)))
+        answers = self.bank.search_descriptors(vectors, max(r.k for r in requests))
+        return [found[: request.k] for request, found in zip(requests, answers, strict=True)]
 
     def add(self, images: Sequence[Pixels]) -> list[str]:
         """Keep the images as clean JPEGs and put them into the bank; the same image has one id."""
-        folder = self.bank.folder / UPLOADS
-        folder.mkdir(exist_ok=True)
-        names, files = [], []
-        for pixels in images:
-            content = encode_jpeg(pixels)
-            # The name comes from the pixels and never from the client.
-            digest = hashlib.sha256(pixels.tobytes()).hexdigest()[:32]
-            path = folder / f"{digest}.jpg"
-            _write(path, content)
-            names.append(f"upload:{digest}")
-            files.append(file_state(path))
-        vectors = self._encode([crops(pixels, self.bank.settings.tiles) for pixels in images])
-        self.bank.add(files, vectors, names)
-        self.bank.commit()
-        return names
+        # Ids come from the pixels and never from the client.
+        ids = [f"upload:{hashlib.sha256(image.tobytes()).hexdigest()[:32]}" for image in images]
+        different = dict(zip(ids, images, strict=True))
+        done = self.bank.add(different.values(), list(different), keep=True, show_progress=False)
+        self.metrics.images.add(done.added)
+        return ids
 
     def remove(self, batches: Sequence[Sequence[str]]) -> list[int]:
-        """Take pictures out of the bank. Files of the user stay; uploads are deleted."""
-        counts = []
-        for ids in batches:
-            uploads = [
-                picture.path
-                for picture in map(self.bank.pictures.by_id, ids)
-                if picture is not None and picture.id.startswith("upload:")
-            ]
-            counts.append(self.bank.remove(ids))
-            for path in uploads:
-                path.unlink(missing_ok=True)
-        return counts
+        """Take images out of the bank. Files of the user stay; kept uploads are deleted."""
+        return [self.bank.remove(ids) for ids in batches]
 
     def heatmap(self, requests: Sequence[HeatmapRequest]) -> list[Any]:
         """Which part of each image matches the picture, and the other way round."""
@@ -149,35 +96,17 @@ class Engine:
         return answers
 
     def picture(self, key: int, side: int = THUMBNAIL_SIDE) -> bytes:
-        """A small JPEG of a picture of the bank. Safe in any thread."""
-        from PIL import Image
-
-        return thumbnail(Image.fromarray(self._pixels(key, side)), side)
+        """A small JPEG of an image of the bank. Safe in any thread."""
+        return jpeg(self._pixels(key, side), side)
 
     def _pixels(self, key: int, side: int) -> Pixels:
-        """Pixels of a picture of the bank; large JPEGs are decoded at twice ``side`` or more."""
-        picture = self.bank.pictures.by_key(key)
-        if picture is None:
-            raise Refused(404, "the bank has no such picture")
+        """Pixels of an image of the bank; large JPEGs are decoded at twice ``side`` or more."""
+        image = self.bank.storage.records.by_key(key)
+        if image is None or image.file is None:
+            raise Refused(404, "the bank has no such image")
+        if not self.bank.may_show(image.file.path):
+            raise Refused(403, "its file lies outside the folders this bank may show")
         try:
-            return load_pixels(
-                picture.path, name="the picture", reduce_to=lambda h, w: (side, side)
-            )
+            return load_pixels(image.file, name="the image", reduce_to=lambda h, w: (side, side))
         except ImageError as error:
             raise Refused(404, f"its file can no longer be read ({error.reason})") from error
-
-    def _encode(self, views: Sequence[Sequence[Pixels]]) -> list[Float32]:
-        flat = [crop for image in views for crop in image]
-        self.metrics.images.add(len(flat))
-        vectors = np.asarray(self.encoder.encode(flat, show_progress=False), np.float32)
-        ends = np.cumsum([len(image) for image in views])[:-1]
-        return np.split(vectors, ends)
-
-
-def _write(path: Path, content: bytes) -> None:
-    if path.exists():
-        return
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    with open(handle, "wb") as file:
-        file.write(content)
-    os.replace(partial, path)

@@ -14,7 +14,7 @@ from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.openapi import describe
 from sscd_vec.app.uploads import Pixels, decode, measure
 from sscd_vec.app.worker import Worker
-from sscd_vec.photos.heat_grid import grid
+from sscd_vec.bank.heat_grid import grid
 
 try:
     from starlette.applications import Starlette
@@ -117,22 +117,21 @@ class _Server:
         k = _number(request.query_params.get("k", "10"), "k", 1, LARGEST_K)
         async with self._images(request) as (images, _):
             found = await asyncio.gather(*(self._ask("search", Search(i, k)) for i in images))
-        threshold = self.engine.threshold
         results = [
             {
                 "matches": [
                     {
-                        "id": hit.id,
-                        "score": round(hit.score, 5),
-                        "copy": None if threshold is None else hit.score >= threshold,
-                        "key": None if hit.picture is None else hit.picture.key,
+                        "id": match.id,
+                        "score": round(match.score, 5),
+                        "copy": match.is_copy,
+                        "key": None if match.image is None else match.image.key,
                     }
-                    for hit in hits
+                    for match in matches
                 ]
             }
-            for hits in found
+            for matches in found
         ]
-        return JSONResponse({"threshold": threshold, "results": results})
+        return JSONResponse({"threshold": self.engine.threshold, "results": results})
 
     async def add(self, request: Request) -> Response:
         async with self._images(request) as (images, _):
@@ -160,10 +159,9 @@ class _Server:
         offset = _number(request.query_params.get("offset", "0"), "offset", 0, 2**62)
         limit = _number(request.query_params.get("limit", "60"), "limit", 1, LARGEST_PAGE)
         text = request.query_params.get("text", "")
-        total, pictures = await run_in_threadpool(
-            self.engine.bank.pictures.page, offset, limit, text
-        )
-        listed = [{"key": p.key, "id": p.id, "bytes": p.size} for p in pictures]
+        records = self.engine.bank.storage.records
+        total, images = await run_in_threadpool(records.page, offset, limit, text)
+        listed = [{"key": i.key, "id": i.id, "bytes": i.file and i.file.size} for i in images]
         return JSONResponse({"total": total, "pictures": listed})
 
     async def picture(self, request: Request) -> Response:

@@ -22,8 +22,6 @@ Pixels = NDArray[np.uint8]  # (height, width, 3)
 MARKUP = (b"<script", b"<html", b"<!doctype", b"<?php", b"<svg")
 UNMEASURED = ("ICO",)  # holds a PNG of any size, whatever its own header says
 PDF_WITHIN = 1024  # a PDF may start this late in a file
-KEPT_SIDE = 1600
-KEPT_QUALITY = 90
 
 
 def measure(content: bytes, *, pixels: int) -> int:
@@ -67,15 +65,6 @@ def decode(content: bytes) -> Pixels:
         return load_pixels(content, name="the image")
     except ImageError as error:
         raise Refused(422, str(error)) from error
-
-
-def encode_jpeg(pixels: Pixels, side: int = KEPT_SIDE) -> bytes:
-    """A JPEG of at most ``side`` pixels, with no metadata."""
-    image = Image.fromarray(pixels)
-    image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=KEPT_QUALITY)
-    return buffer.getvalue()
 
 
 @functools.cache

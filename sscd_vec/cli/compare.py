@@ -1,6 +1,5 @@
 """``sscd-vec compare``: are these two images copies?"""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,18 +8,21 @@ import typer
 from sscd_vec.cli.console import (
     NO_MATCH,
     DeviceOption,
+    ExitCodeOption,
     Failure,
     JsonOption,
     ModelOption,
     NormalizerOption,
+    ThresholdOption,
     print_json,
     print_rows,
     say,
 )
-from sscd_vec.cli.search import ExitCodeOption, ThresholdOption, verdict
+from sscd_vec.cli.search import verdict
+from sscd_vec.files import ImageFile, staging
 
 if TYPE_CHECKING:
-    from sscd_vec.encoder import Encoder
+    from sscd_vec.bank.describe import ImageEncoder
 
 PANEL_HEIGHT = 480
 
@@ -32,7 +34,7 @@ def compare(
     normalizer: NormalizerOption = None,
     threshold: ThresholdOption = None,
     heatmap: Annotated[
-        Path | None, typer.Option("--heatmap", help="Write a picture of what matched here.")
+        Path | None, typer.Option("--heatmap", help="Write a PNG of what matched here.")
     ] = None,
     device: DeviceOption = None,
     exit_code: ExitCodeOption = False,
@@ -45,16 +47,19 @@ def compare(
 
         sscd-vec compare a.jpg b.jpg --heatmap matched.png
     """
-    from sscd_vec.cli.session import open_encoder, open_normalizer, threshold_for
+    from sscd_vec.bank.setup import Setup
 
     for path in (first, second):
         if not path.is_file():
             raise Failure(f"{path}: no such file")
-    encoder = open_encoder(model, device)
-    fitted = open_normalizer(normalizer, model, encoder)
+    setup = Setup(None, model, device=device)
+    setup.make(normalizer, tiles=1)
+    encoder, fitted = setup.encoder, setup.normalizer
     rows = encoder.encode([first, second], show_progress=False)
     score = float(fitted.symmetric_scores(rows[:1], rows[1:])[0, 0])
-    limit = threshold_for(fitted, "symmetric", threshold)
+    limit = threshold
+    if limit is None and "symmetric" in fitted.thresholds:
+        limit = fitted.threshold("symmetric")
     copy = None if limit is None else score >= limit
     if heatmap is not None:
         heatmap_pair(encoder, first, second, heatmap)
@@ -78,7 +83,9 @@ def compare(
         raise typer.Exit(NO_MATCH)
 
 
-def heatmap_pair(encoder: "Encoder", first: Path, second: Path, target: Path) -> None:
+def heatmap_pair(
+    encoder: "ImageEncoder", first: Path | ImageFile, second: Path | ImageFile, target: Path
+) -> None:
     """Write both images side by side, each painted with where it matches the other."""
     import numpy as np
     from PIL import Image
@@ -87,8 +94,8 @@ def heatmap_pair(encoder: "Encoder", first: Path, second: Path, target: Path) ->
     from sscd_vec.encoder.images import load_pixels
 
     pixels = []
-    for path in (first, second):
-        image = Image.fromarray(load_pixels(path))
+    for source in (first, second):
+        image = Image.fromarray(load_pixels(source))
         width = max(1, round(image.width * PANEL_HEIGHT / image.height))
         pixels.append(np.array(image.resize((width, PANEL_HEIGHT), Image.Resampling.LANCZOS)))
     heats = [encoder.heatmap(pixels[0], pixels[1]), encoder.heatmap(pixels[1], pixels[0])]
@@ -100,6 +107,6 @@ def heatmap_pair(encoder: "Encoder", first: Path, second: Path, target: Path) ->
     sheet.paste(panels[0], (0, 0))
     sheet.paste(panels[1], (panels[0].width + 12, 0))
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.stem}.new{target.suffix or '.png'}")
-    sheet.save(partial, None if target.suffix else "PNG")
-    os.replace(partial, target)
+    kind = Image.registered_extensions().get(target.suffix.lower(), "PNG")
+    with staging(target) as staged:
+        sheet.save(staged, kind)

@@ -1,7 +1,7 @@
 """What the commands share: exit codes, tables for people, lines for pipes, JSON for programs.
 
 Results go to standard output, everything else to standard error. On a terminal results are a
-table; in a pipe they are plain tab-separated lines, and nothing is said beside them.
+table; in a pipe they are plain tab-separated lines without remarks.
 """
 
 import functools
@@ -13,14 +13,16 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sscd_vec.files import Unreadable, printable_path
+
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from sscd_vec.bank import Bank
 
 DONE, FAILED, USAGE, SOME_UNREADABLE, NO_MATCH, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
@@ -46,7 +48,33 @@ DeviceOption = Annotated[
 ]
 CacheOption = Annotated[
     bool,
-    typer.Option("--cache/--no-cache", help="Keep descriptors, so that no photo is encoded twice."),
+    typer.Option("--cache/--no-cache", help="Keep descriptors, so that no image is encoded twice."),
+]
+
+
+ThresholdOption = Annotated[
+    float | None,
+    typer.Option("--threshold", help="Least score of a copy; the calibrated one by default."),
+]
+ExitCodeOption = Annotated[
+    bool, typer.Option("--exit-code", help="Exit with 4 if no copy is found.")
+]
+InBankOption = Annotated[str, typer.Option("--in", help="The bank: what `index --to` was given.")]
+CollectionOption = Annotated[
+    str | None,
+    typer.Option("--collection", help="Milvus collection, if it is not in the address."),
+]
+StateOption = Annotated[
+    Path | None,
+    typer.Option("--state", help="Folder of the bank's own files; BANK.bank by default."),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option("--milvus-token", envvar="SSCD_VEC_MILVUS_TOKEN", help="user:password or key."),
+]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Load the model and show the files a stranger's bank names."),
 ]
 
 
@@ -106,7 +134,7 @@ def help_text(command: Callable[..., None]) -> str:
 
 
 def say(text: str) -> None:
-    """Tell a person what is going on; silent where nobody reads along."""
+    """Tell a person what is going on; suppressed unless standard error is a terminal."""
     if sys.stderr.isatty():
         typer.echo(text, err=True)
 
@@ -143,58 +171,53 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[object]], title: 
     screen.print(table)
 
 
-@contextmanager
-def progress(title: str, total: int | None) -> Iterator["Advance"]:
-    """A progress bar on standard error, if that is a terminal; yields what advances it."""
-    if not sys.stderr.isatty():
-        yield Advance()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+def open_bank(location: str, **options: object) -> "Bank":
+    """An existing bank.
 
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield Advance(bar, bar.add_task(title, total=total))
+    Args:
+        location: What the user wrote.
+        options: Of ``Bank``.
+    """
+    from sscd_vec.bank import Bank
+
+    return Bank(location, create=False, **options)  # type: ignore[arg-type]
 
 
-class Advance:
-    """Advances a progress bar, or nothing."""
+def descriptor_cache(wanted: bool) -> Path | None:
+    """Where descriptors are kept between commands."""
+    from sscd_vec import models
 
-    def __init__(self, bar: "Progress | None" = None, task: "TaskID | None" = None) -> None:
-        """Keep the bar."""
-        self._bar = bar
-        self._task = task
+    return models.cache_folder() / "descriptors" if wanted else None
 
-    def __call__(self, count: int = 1) -> None:
-        """Go on by ``count``."""
-        if self._bar is not None and self._task is not None:
-            self._bar.advance(self._task, count)
 
-    def stage(self, title: str, total: int) -> None:
-        """Begin another stretch of work on the same line."""
-        if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, total=total, description=title)
+def count(number: int, noun: str, plural: str = "") -> str:
+    """A number and its noun: ``1 copy``, ``2 copies``."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def unreadable_json(problems: Sequence[Unreadable]) -> list[dict[str, str]]:
+    """Unreadable files as every JSON document lists them."""
+    return [{"path": printable_path(p.path), "reason": p.reason} for p in problems]
 
 
 def list_unreadable(
-    problems: Sequence[tuple[str, str]], what: str = "could not be read", shown: int = 8
+    problems: Sequence[Unreadable], what: str = "could not be read", shown: int = 8
 ) -> None:
     """Name the files that could not be read, by reason, at the end, on standard error."""
     if not problems:
         return
     by_reason: dict[str, list[str]] = {}
-    for path, reason in sorted(problems):
+    for path, reason in sorted((printable_path(p.path), p.reason) for p in problems):
         # "truncated (7 bytes …)" and "truncated (12 bytes …)" are one reason to a reader.
         by_reason.setdefault(re.sub(r" \([^()]*\)$", "", reason), []).append(path)
-    count = len(problems)
-    warn(f"{count} file{'' if count == 1 else 's'} {what}:")
+    warn(f"{count(len(problems), 'file')} {what}:")
     for reason, paths in by_reason.items():
         warn(f"  {plain(reason)} ({len(paths)})")
         for path in paths[:shown]:
             warn(f"    {plain(_near(path) if sys.stderr.isatty() else path)}")
         if len(paths) > shown:
             warn(f"    … and {len(paths) - shown} more (--json lists them all)")
-    _hint_at_heic(" ".join(path for path, _ in problems))
+    _hint_at_heic(" ".join(str(problem.path) for problem in problems))
 
 
 def _hint_at_heic(text: str) -> None:

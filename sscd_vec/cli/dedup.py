@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,21 +15,27 @@ from sscd_vec.cli.console import (
     JsonOption,
     ModelOption,
     NormalizerOption,
+    ThresholdOption,
+    count,
+    descriptor_cache,
     list_unreadable,
     print_json,
     print_rows,
-    progress,
     say,
+    unreadable_json,
     warn,
 )
-from sscd_vec.cli.search import ThresholdOption
+from sscd_vec.files import Unreadable, printable_path, write_whole
 
 if TYPE_CHECKING:
-    from sscd_vec.photos.dedup_files import Copies
+    from sscd_vec.bank.duplicates import Copies, Copy
+    from sscd_vec.bank.tidy import Tidied
+
+COLUMNS = ("group", "path", "score", "keep", "bytes", "width", "height")
 
 
 def dedup(
-    photos: Annotated[list[Path], typer.Argument(help="Folders and image files.")],
+    images: Annotated[list[Path], typer.Argument(help="Folders, image files, tars.")],
     report: Annotated[
         Path | None, typer.Option("--report", help="Write one HTML file with all groups.")
     ] = None,
@@ -44,9 +49,9 @@ def dedup(
             "--hardlink", help="Replace byte-for-byte equal files by hard links to the one kept."
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run/--do-it", help="Only say what would be done (default).")
-    ] = True,
+    apply: Annotated[
+        bool, typer.Option("--apply/--dry-run", help="Do it; the default only says what it would.")
+    ] = False,
     heatmaps: Annotated[
         bool, typer.Option("--heatmaps/--no-heatmaps", help="Heatmaps in the report.")
     ] = True,
@@ -61,249 +66,155 @@ def dedup(
 
     Every pair of images is compared (symmetric score, kind "symmetric"), and groups are joined
     only where most of their members are copies of each other. Nothing is ever deleted: --move-to
-    and --hardlink move or link files, and only with --do-it.
+    and --hardlink move or link files, and only with --apply.
 
         sscd-vec dedup ~/photos --report copies.html
-        sscd-vec dedup ~/photos --move-to ~/copies --do-it
+        sscd-vec dedup ~/photos --move-to ~/copies --apply
     """
-    from sscd_vec.cli.session import (
-        model_name,
-        need_threshold,
-        open_cache,
-        open_encoder,
-        open_normalizer,
-    )
-    from sscd_vec.photos.dedup_files import Progress, find_copies
-    from sscd_vec.photos.folder import shown
-    from sscd_vec.photos.report import write_report
+    from sscd_vec.bank import Bank
+    from sscd_vec.bank.report import write_report
 
-    if move_to is not None and hardlink:
-        raise Failure("choose one of --move-to and --hardlink")
-    if move_to is not None and move_to.resolve() in [path.resolve() for path in photos]:
-        raise Failure(f"--move-to {shown(move_to)} is searched itself; choose another folder")
-    encoder = open_encoder(model, device)
-    fitted = open_normalizer(normalizer, model, encoder)
-    limit = need_threshold(fitted, "symmetric", threshold)
-    with (
-        open_cache(encoder, 1, cache) as known,
-        progress("encoding", None) as advance,
-    ):
-        found = find_copies(
-            encoder,
-            fitted,
-            photos,
-            threshold=limit,
-            cache=known,
-            leave_out=move_to,
-            heatmaps=heatmaps and report is not None,
-            on_progress=Progress(advance.stage, advance),
-        )
+    _check_actions(images, move_to, hardlink)
+    for target in (report, table):
+        _check_writable(target)
+    with Bank(
+        model=model, normalizer=normalizer, device=device, cache=descriptor_cache(cache)
+    ) as bank:
+        added = bank.add(list(images), leave_out=move_to)
+        found = bank.duplicates(threshold, heatmaps=heatmaps and report is not None)
+        name = Path(bank.settings.model).name
+    unreadable = [*added.unreadable, *found.unreadable]
     if report is not None:
-        write_report(
-            report,
-            found.groups,
-            threshold=limit,
-            scanned=found.scanned,
-            unreadable=len(found.unreadable),
-            model=Path(model_name(model)).name,
-            title="Copies in " + ", ".join(shown(path.name or path) for path in photos),
-        )
+        title = "Copies in " + ", ".join(printable_path(path.name or path) for path in images)
+        write_report(report, found, unreadable=len(unreadable), model=name, title=title)
         say(f"report: {report}")
     if table is not None:
         _write_csv(table, found)
-    untouched: list[tuple[str, str]] = []
-    actions = _actions(found, move_to, hardlink, dry_run, untouched)
-    unreadable = [(shown(problem.path), problem.reason) for problem in found.unreadable]
+    tidied = _tidy(found, move_to, hardlink, apply)
+    untouched = [Unreadable(path, reason) for path, reason in tidied.untouched]
     if as_json:
-        print_json(_document(found, actions, dry_run, unreadable, untouched))
+        print_json(_document(found, tidied, apply, unreadable, untouched))
     else:
-        _print(found, actions, dry_run)
+        _print(found, tidied, apply)
         list_unreadable(unreadable)
         list_unreadable(untouched, "not moved" if move_to else "not linked")
     if unreadable or untouched:
         raise typer.Exit(SOME_UNREADABLE)
 
 
-def rows_of(found: "Copies") -> list[tuple[int, str, float | None, bool, int, int, int]]:
-    """One row per file: group, path, score with the one to keep, keep, bytes, width, height."""
-    from sscd_vec.photos.folder import shown
-
-    rows: list[tuple[int, str, float | None, bool, int, int, int]] = []
-    for number, group in enumerate(found.groups, 1):
-        for picture, score in (
-            (group.keep, None),
-            *((copy.picture, copy.score) for copy in group.copies),
-        ):
-            rows.append(
-                (
-                    number,
-                    shown(picture.path),
-                    score,
-                    score is None,
-                    picture.file_size,
-                    picture.width,
-                    picture.height,
-                )
-            )
-    return rows
+def _check_actions(images: list[Path], move_to: Path | None, hardlink: bool) -> None:
+    if move_to is None:
+        return
+    if hardlink:
+        raise Failure("choose one of --move-to and --hardlink")
+    if move_to.resolve() in [path.resolve() for path in images]:
+        raise Failure(
+            f"--move-to {printable_path(move_to)} is searched itself; choose another folder"
+        )
 
 
-def _actions(
-    found: "Copies",
-    move_to: Path | None,
-    hardlink: bool,
-    dry_run: bool,
-    untouched: list[tuple[str, str]],
-) -> list[dict[str, str]]:
-    """Move or link the copies, or say what would be done; what cannot be is added to the last."""
-    from sscd_vec.photos.folder import shown
-
-    done: list[dict[str, str]] = []
-    taken: set[Path] = set()  # by files that a dry run only says it would move
-    if move_to is None and not hardlink:
-        return done
-    for group in found.groups:
-        for copy in group.copies:
-            path = copy.picture.path
-            try:
-                if hardlink and _same_bytes(path, group.keep.path):
-                    if not dry_run:
-                        _link(group.keep.path, path)
-                    done.append({"link": shown(path), "to": shown(group.keep.path)})
-                elif move_to is not None:
-                    target = _free_name(move_to, path, taken)
-                    if not dry_run:
-                        _move(path, target)
-                    taken.add(target)
-                    done.append({"move": shown(path), "to": shown(target)})
-            except OSError as error:  # a read-only folder, a full disk: the others go on
-                untouched.append((shown(path), error.strerror or str(error)))
-    return done
-
-
-def _free_name(folder: Path, path: Path, taken: set[Path]) -> Path:
-    """A name in ``folder`` that no file has; nothing is ever overwritten."""
-    number = 0
-    while True:
-        suffix = f" ({number})" if number else ""
-        target = folder / f"{path.stem}{suffix}{path.suffix}"
-        if not target.exists() and target not in taken:
-            return target
-        number += 1
-
-
-def _move(path: Path, target: Path) -> None:
-    """Move without ever replacing a file, across disks too."""
+def _check_writable(target: Path | None) -> None:
+    """Find out before the work whether its result can be written."""
+    if target is None:
+        return
+    if target.is_dir():
+        raise Failure(f"{printable_path(target)} is a folder; name a file")
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(path, target)  # fails if the name was taken meanwhile
-    except FileExistsError:
-        raise
-    except OSError:  # another disk, or one without hard links
-        import shutil
-
-        with open(target, "xb") as new, open(path, "rb") as old:
-            shutil.copyfileobj(old, new)
-        shutil.copystat(path, target)
-        if not _same_bytes(path, target):
-            target.unlink()
-            raise OSError(f"{target}: the copy differs from {path}; nothing was moved") from None
-    try:
-        path.unlink()
-    except OSError:  # a read-only folder: then it stays there, and only there
-        target.unlink()
-        raise
+    probe = target.with_name(f".{target.name}.probe")
+    probe.touch()
+    probe.unlink()
 
 
-def _link(keep: Path, path: Path) -> None:
-    """Replace ``path`` by a hard link to ``keep``, in one step."""
-    partial = path.with_name(f".link-{os.getpid()}-{path.name}")
-    os.link(keep, partial)
-    os.replace(partial, path)
+def _tidy(found: "Copies", move_to: Path | None, hardlink: bool, apply: bool) -> "Tidied":
+    from sscd_vec.bank.tidy import Tidied, link_copies, move_copies
+
+    if move_to is not None:
+        return move_copies(found.groups, move_to, apply=apply)
+    if hardlink:
+        return link_copies(found.groups, apply=apply)
+    return Tidied([], [])
 
 
-def _same_bytes(a: Path, b: Path) -> bool:
-    if a.stat().st_size != b.stat().st_size:
-        return False
-    with open(a, "rb") as first, open(b, "rb") as second:
-        while True:
-            left, right = first.read(2**20), second.read(2**20)
-            if left != right:
-                return False
-            if not left:
-                return True
+def _row(copy: "Copy", keep: bool) -> dict[str, Any]:
+    file, inspected = copy.image.file, copy.inspected
+    return {
+        "path": copy.image.id,
+        "score": None if keep else round(copy.score, 5),
+        "keep": keep,
+        "bytes": None if file is None else file.size,
+        "width": inspected and inspected.width,
+        "height": inspected and inspected.height,
+    }
+
+
+def _groups(found: "Copies") -> list[list[dict[str, Any]]]:
+    return [[_row(copy, copy is group.keep) for copy in group.members] for group in found.groups]
 
 
 def _write_csv(target: Path, found: "Copies") -> None:
-    text = io.StringIO()
+    text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(["group", "path", "score", "keep", "bytes", "width", "height"])
-    for group, path, score, keep, size, width, height in rows_of(found):
-        shown_score = "" if score is None else f"{score:.4f}"
-        writer.writerow([group, path, shown_score, int(keep), size, width, height])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.new")
-    partial.write_text(text.getvalue(), "utf-8", newline="")
-    os.replace(partial, target)
+    writer.writerow(COLUMNS)
+    for number, members in enumerate(_groups(found), 1):
+        for row in members:
+            score = "" if row["score"] is None else f"{row['score']:.4f}"
+            cells = row | {"group": number, "score": score, "keep": int(row["keep"])}
+            writer.writerow([cells[name] for name in COLUMNS])
+    write_whole(target, text.getvalue())
 
 
 def _document(
     found: "Copies",
-    actions: list[dict[str, str]],
-    dry_run: bool,
-    unreadable: list[tuple[str, str]],
-    untouched: list[tuple[str, str]],
+    tidied: "Tidied",
+    apply: bool,
+    unreadable: list[Unreadable],
+    untouched: list[Unreadable],
 ) -> dict[str, Any]:
-    from sscd_vec.photos.folder import shown
-
-    groups: dict[int, list[dict[str, Any]]] = {}
-    for group, path, score, keep, size, width, height in rows_of(found):
-        groups.setdefault(group, []).append(
-            {
-                "path": path,
-                "score": None if score is None else round(score, 5),
-                "keep": keep,
-                "bytes": size,
-                "width": width,
-                "height": height,
-            }
-        )
-    related = {
-        number: [{"path": shown(path), "score": round(s, 5)} for path, s in group.related]
-        for number, group in enumerate(found.groups, 1)
-    }
     return {
         "scanned": found.scanned,
         "threshold": found.threshold,
         "pairs": found.pairs,
         "groups": [
-            {"members": members, "related": related[number]} for number, members in groups.items()
+            {
+                "members": members,
+                "related": [{"path": i, "score": round(s, 5)} for i, s in group.related],
+            }
+            for members, group in zip(_groups(found), found.groups, strict=True)
         ],
-        "dry_run": dry_run,
-        "actions": actions,
-        "untouched": [{"path": path, "reason": reason} for path, reason in untouched],
-        "unreadable": [{"path": path, "reason": reason} for path, reason in unreadable],
+        "dry_run": not apply,
+        "actions": [
+            {action.verb: printable_path(action.path), "to": printable_path(action.to)}
+            for action in tidied.actions
+        ],
+        "untouched": unreadable_json(untouched),
+        "unreadable": unreadable_json(unreadable),
     }
 
 
-def _print(found: "Copies", actions: list[dict[str, str]], dry_run: bool) -> None:
+def _print(found: "Copies", tidied: "Tidied", apply: bool) -> None:
     rows = [
-        (str(group), "keep" if keep else "copy", "" if score is None else f"{score:.4f}", path)
-        for group, path, score, keep, *_ in rows_of(found)
+        (
+            str(number),
+            "keep" if row["keep"] else "copy",
+            "" if row["score"] is None else f"{row['score']:.4f}",
+            row["path"],
+        )
+        for number, members in enumerate(_groups(found), 1)
+        for row in members
     ]
-    copies = sum(len(group.copies) for group in found.groups)
+    copies = count(sum(len(group.copies) for group in found.groups), "copy", "copies")
     title = (
-        f"{found.scanned} images: {copies} copies in {len(found.groups)} groups "
+        f"{count(found.scanned, 'image')}: {copies} in {count(len(found.groups), 'group')} "
         f"(score ≥ {found.threshold:.3f})"
     )
     print_rows(["group", "", "score", "path"], rows, title=title)
-    for action in actions:
-        verb, source = next(iter(action.items()))
-        say(f"{'would ' if dry_run else ''}{verb} {source} → {action['to']}")
-    if actions:
-        count = f"{len(actions)} file{'' if len(actions) == 1 else 's'}"
-        done = {"move": "moved", "link": "linked"}[next(iter(actions[0]))]
-        if dry_run:
-            warn(f"{count} would be {done}; nothing was touched. Add --do-it to do it.")
+    for action in tidied.actions:
+        would = "" if apply else "would "
+        say(f"{would}{action.verb} {printable_path(action.path)} → {printable_path(action.to)}")
+    if tidied.actions:
+        files = count(len(tidied.actions), "file")
+        done = {"move": "moved", "link": "linked"}[tidied.actions[0].verb]
+        if apply:
+            say(f"{files} {done}.")
         else:
-            say(f"{count} {done}.")
+            warn(f"{files} would be {done}; nothing was touched. Add --apply to do it.")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sscd_vec.cli.console import JsonOption, print_json, print_rows, progress, say
+from sscd_vec.cli.console import JsonOption, print_json, print_rows, say
+from sscd_vec.progress import progress_bar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 ORIGINALS = 16
 UNRELATED = 4
-# Seeds of pictures that are in no bank: to whiten with, and (others) to calibrate on.
+# Seeds of images that are in no bank: to whiten with, and (others) to calibrate on.
 BACKGROUND, HELD_OUT = range(1000, 1120), range(2000, 2048)
-FALSE_MATCHES = 1e-3  # per comparison, on the held-out pictures
+FALSE_MATCHES = 1e-3  # per comparison, on the held-out images
 
 
 @dataclass(frozen=True)
@@ -34,35 +35,27 @@ def demo(
     folder: Annotated[Path, typer.Argument(help="Where to put everything.")] = Path("sscd-demo"),
     as_json: JsonOption = False,
 ) -> None:
-    """See it work: draw pictures, edit copies, index, search, report. Nothing is downloaded.
+    """See it work: draw images, edit copies, index, search, report. Nothing is downloaded.
 
-    Draws 16 pictures and 24 edited copies of them (resaved, cropped, filtered, captioned, framed,
+    Draws 16 images and 24 edited copies of them (resaved, cropped, filtered, captioned, framed,
     mirrored) plus 4 unrelated ones; indexes the originals in a FAISS file and in a Milvus Lite
     file; searches both for the rest; prints the matches and writes report.html with the groups
     of copies.
     """
-    from sscd_vec.photos.bank import Bank, BankSettings
-    from sscd_vec.photos.folder import find_images
+    from sscd_vec.bank import Bank
 
-    queries = _draw_pictures(folder)
+    queries = _draw_images(folder)
     encoder, normalizer, label = _model()
-    originals = find_images([folder / "photos"])
-    with progress("encoding", None):
-        vectors = encoder.encode([file.path for file in originals], show_progress=False)
-        asked = encoder.encode([query.path for query in queries], show_progress=False)
-
     answers: dict[str, list[tuple[str, float]]] = {}
     for backend, name in (("faiss", "bank.faiss"), ("milvus", "bank.db")):
         _forget(folder / name)
-        say(f"indexing {len(originals)} pictures in {folder / name} …")
-        bank = Bank.create(
-            str(folder / name), normalizer, BankSettings("demo", encoder.fingerprint)
-        )
-        bank.add(originals, [row[None] for row in vectors])
-        bank.commit()
-        found = bank.search([row[None] for row in asked], k=1)
-        answers[backend] = [(Path(hits[0].id).name, hits[0].score) for hits in found]
-        bank.close()
+        say(f"indexing {ORIGINALS} images in {folder / name} …")
+        with Bank(folder / name, model=encoder, normalizer=normalizer) as bank:
+            bank.add(folder / "images")
+            found = bank.search_many([query.path for query in queries], k=1)
+            answers[backend] = [
+                (Path(answer.matches[0].id).name, answer.matches[0].score) for answer in found
+            ]
 
     threshold = normalizer.threshold()
     rows = [
@@ -82,47 +75,48 @@ def demo(
     _print(rows, threshold, label, report, groups, as_json)
 
 
-def _draw_pictures(folder: Path) -> list[_Query]:
+def _draw_images(folder: Path) -> list[_Query]:
     import numpy as np
 
     from sscd_vec.cli.pictures import EDITS, draw
 
-    for part in ("photos", "queries"):
+    for part in ("images", "queries"):
         (folder / part).mkdir(parents=True, exist_ok=True)
         for old in (folder / part).glob("*.jpg"):
             old.unlink()
     queries = []
     names = list(EDITS)
-    with progress("drawing", ORIGINALS + UNRELATED) as advance:
+    with progress_bar("drawing", ORIGINALS + UNRELATED) as bar:
         for seed in range(ORIGINALS):
             original = draw(seed)
             name = f"picture-{seed:02}.jpg"
-            original.save(folder / "photos" / name, quality=92)
+            original.save(folder / "images" / name, quality=92)
             for step in range(1 + seed % 2):
                 edit = names[(seed + 3 * step + seed // 6) % len(names)]
                 path = folder / "queries" / f"picture-{seed:02}-{edit}.jpg"
                 edited = EDITS[edit](original, np.random.default_rng((11, seed, step)))
                 edited.save(path, quality=70)
                 queries.append(_Query(path, edit, name))
-            advance()
+            bar.advance()
         for seed in range(500, 500 + UNRELATED):
             path = folder / "queries" / f"unrelated-{seed}.jpg"
             draw(seed).save(path, quality=85)
             queries.append(_Query(path, "unrelated", None))
-            advance()
+            bar.advance()
     return queries
 
 
 def _model() -> tuple["Encoder", "Normalizer", str]:
     """The shipped model, with a normalizer fitted here.
 
-    The one that ships was fitted on photos. To it all drawn pictures look alike: scores are
+    The one that ships was fitted on photos. To it all drawn images look alike: scores are
     calibrated on images like those they are used on.
     """
-    from sscd_vec.cli.session import model_name, open_encoder
+    from sscd_vec import models
+    from sscd_vec.encoder import Encoder
 
-    encoder = open_encoder(None)
-    return encoder, _fit(encoder), model_name(None)
+    encoder = Encoder.from_pretrained()
+    return encoder, _fit(encoder), models.stable_name(None)
 
 
 def _fit(encoder: "Encoder") -> "Normalizer":
@@ -140,39 +134,24 @@ def _fit(encoder: "Encoder") -> "Normalizer":
 def _encode_drawn(encoder: "Encoder", seeds: range) -> "NDArray[np.float32]":
     from sscd_vec.cli.pictures import draw
 
-    with progress("drawing background pictures", len(seeds)) as advance:
+    with progress_bar("drawing background images", len(seeds)) as bar:
         images = []
         for seed in seeds:
             images.append(draw(seed))
-            advance()
+            bar.advance()
     return encoder.encode(images, show_progress=False)
 
 
 def _write_report(
     report: Path, folder: Path, encoder: "Encoder", normalizer: "Normalizer", label: str
 ) -> int:
-    from sscd_vec.cli.session import open_cache
-    from sscd_vec.photos.dedup_files import find_copies
-    from sscd_vec.photos.report import write_report
+    from sscd_vec.bank import Bank
+    from sscd_vec.bank.report import write_report
 
-    with open_cache(encoder, 1, wanted=False) as cache:
-        found = find_copies(
-            encoder,
-            normalizer,
-            [folder / "photos", folder / "queries"],
-            threshold=normalizer.threshold("symmetric"),
-            cache=cache,
-            heatmaps=True,
-        )
-    write_report(
-        report,
-        found.groups,
-        threshold=found.threshold,
-        scanned=found.scanned,
-        unreadable=len(found.unreadable),
-        model=label,
-        title=f"Copies in {folder.name}",
-    )
+    with Bank(model=encoder, normalizer=normalizer) as bank:
+        bank.add([folder / "images", folder / "queries"])
+        found = bank.duplicates(heatmaps=True)
+    write_report(report, found, model=label, title=f"Copies in {folder.name}")
     return len(found.groups)
 
 

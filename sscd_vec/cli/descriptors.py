@@ -1,11 +1,12 @@
-"""Descriptors a command is given: a file of them, or a folder of photos that is encoded here.
+"""Descriptors a command is given: a file of them, or a folder of images that is encoded here.
 
 A file is a ``.npy`` ``(n, d)``, memory-mapped, or a ``.safetensors`` that holds one such array (or
 one named ``descriptors``).
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from sscd_vec.cli.console import list_unreadable, progress
+from sscd_vec.cli.console import descriptor_cache, list_unreadable
+from sscd_vec.files import ImageFile, Unreadable, find_images
+from sscd_vec.progress import progress_bar
 
 if TYPE_CHECKING:
-    from sscd_vec.encoder import Encoder
-    from sscd_vec.photos.folder import ImageFile, Unreadable
+    from sscd_vec.bank.describe import Described, ImageEncoder
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,100 +30,88 @@ class Rows:
     groups: NDArray[np.int64] | None = None
 
 
-@dataclass
-class PhotoReader:
-    """Encodes folders of photos; the model is loaded when the first one comes.
+class ImageReader:
+    """Encodes folders of images; the model is loaded when the first one comes.
 
     Attributes:
-        model: What ``--model`` says.
-        device: What ``--device`` says.
-        cache: Whether descriptors are kept.
         unreadable: Files that could not be read so far.
     """
 
-    model: str | None
-    device: str | None
-    cache: bool
-    unreadable: "list[Unreadable]" = field(default_factory=list)
-    _encoder: "Encoder | None" = None
+    def __init__(self, load: "Callable[[], ImageEncoder]", cache: bool) -> None:
+        """Take what loads the model, and whether descriptors are kept."""
+        self._load, self._cache = load, descriptor_cache(cache)
+        self.unreadable: list[Unreadable] = []
 
-    @property
-    def encoder(self) -> "Encoder":
+    @cached_property
+    def encoder(self) -> "ImageEncoder":
         """The model, loaded once."""
-        if self._encoder is None:
-            from sscd_vec.cli.session import open_encoder
+        return self._load()
 
-            self._encoder = open_encoder(self.model, self.device)
-        return self._encoder
+    def find(self, folder: Path) -> list[ImageFile]:
+        """The images of a folder."""
+        return find_images(folder, self.unreadable.append)
 
-    @property
-    def fingerprint(self) -> str | None:
-        """Of the encoder, if one was needed."""
-        return None if self._encoder is None else self._encoder.fingerprint
+    def describe(self, files: Sequence[ImageFile], tiles: int = 1) -> "list[Described]":
+        """Descriptors of the files that can be read, in order."""
+        from sscd_vec.bank.describe import Source, describe, opened_cache
 
-    def images(self, folder: Path) -> "list[ImageFile]":
-        """The photos of a folder."""
-        from sscd_vec.photos.folder import find_images
-
-        return find_images([folder], self.unreadable.append)
-
-    def parts(self, files: "Sequence[ImageFile]", tiles: int = 1) -> Iterator[NDArray[np.float32]]:
-        """For each readable photo its ``(crops, d)`` descriptors, in order."""
-        from sscd_vec.cli.session import open_cache
-        from sscd_vec.photos.encode_files import describe_files
-
+        found: list[Described] = []
+        sources = [Source.of_file(file) for file in files]
         with (
-            open_cache(self.encoder, tiles, self.cache) as known,
-            progress("encoding", len(files)) as advance,
+            opened_cache(self._cache, self.encoder, tiles) as known,
+            progress_bar("encoding", len(files)) as bar,
         ):
-            for part in describe_files(self.encoder, files, known, tiles=tiles, on_files=advance):
-                self.unreadable += part.unreadable
-                yield from part.descriptors
+            for part in describe(self.encoder, sources, tiles=tiles, cache=known):
+                found += [one for one in part if not one.reason]
+                self.unreadable += [
+                    Unreadable(Path(one.source.id), one.reason) for one in part if one.reason
+                ]
+                bar.advance(len(part))
+        return found
 
-    def rows(self, files: "Sequence[ImageFile]", tiles: int = 1) -> Rows:
-        """All of them, with their images where they are tiled.
+    def rows(self, files: Sequence[ImageFile], tiles: int = 1) -> Rows:
+        """All descriptors as one array, with the image of each row where they are tiled.
 
         Raises:
-            ValueError: No photo could be read.
+            ValueError: No image could be read.
         """
-        parts = list(self.parts(files, tiles))
-        if not parts:
-            raise ValueError("no photo could be read")
-        groups = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-        return Rows(np.concatenate(parts), groups if tiles > 1 else None)
+        parts = [one.descriptors for one in self.describe(files, tiles) if not one.reason]
+        arrays = [part for part in parts if part is not None]
+        if not arrays:
+            raise ValueError("no image could be read")
+        groups = np.repeat(np.arange(len(arrays)), [len(part) for part in arrays])
+        return Rows(np.concatenate(arrays), groups if tiles > 1 else None)
 
     def list_unreadable(self) -> bool:
         """Name the files that could not be read; whether there were any."""
-        from sscd_vec.photos.folder import shown
-
-        list_unreadable([(shown(problem.path), problem.reason) for problem in self.unreadable])
+        list_unreadable(self.unreadable)
         return bool(self.unreadable)
 
 
-def batches(paths: Sequence[Path], photos: PhotoReader) -> Iterator[NDArray[Any]]:
+def batches(paths: Sequence[Path], images: ImageReader) -> Iterator[NDArray[Any]]:
     """Descriptors of files and folders, a part at a time."""
     for path in paths:
         if path.is_dir():
-            yield photos.rows(photos.images(path)).descriptors
+            yield images.rows(images.find(path)).descriptors
         else:
             yield read_descriptors(path)
 
 
-def read_rows(path: Path, photos: PhotoReader, tiles: int = 1, groups: Path | None = None) -> Rows:
+def read_rows(path: Path, images: ImageReader, tiles: int = 1, groups: Path | None = None) -> Rows:
     """Descriptors of a file, with the images of its rows; or of a folder, tiled here."""
     if path.is_dir():
-        return photos.rows(photos.images(path), tiles)
+        return images.rows(images.find(path), tiles)
     return Rows(read_descriptors(path), None if groups is None else np.load(groups))
 
 
-def read_halves(folder: Path, photos: PhotoReader, tiles: int, reference_tiles: int) -> list[Rows]:
-    """A folder's photos as queries and, the other half of them, as references."""
-    files = photos.images(folder)
+def read_halves(folder: Path, images: ImageReader, tiles: int, reference_tiles: int) -> list[Rows]:
+    """A folder's images as queries and, the other half of them, as references."""
+    files = images.find(folder)
     order = np.random.default_rng(0).permutation(len(files)).tolist()
     half = len(files) // 2
     return [
-        photos.rows([files[number] for number in order[:half]], tiles),
-        photos.rows([files[number] for number in order[half:]], reference_tiles),
+        images.rows([files[number] for number in order[:half]], tiles),
+        images.rows([files[number] for number in order[half:]], reference_tiles),
     ]
 
 
@@ -136,7 +126,7 @@ def read_descriptors(path: Path) -> NDArray[Any]:
         return array
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"{path}: expected a .npy or .safetensors file of descriptors, or a folder of photos"
+            f"{path}: expected a .npy or .safetensors file of descriptors, or a folder of images"
         )
     try:
         with safe_open(path, framework="numpy") as file:

@@ -13,10 +13,8 @@ from sscd_vec.cli.console import (
     JsonOption,
     ModelOption,
     NormalizerOption,
-    list_unreadable,
     print_json,
     print_rows,
-    progress,
     warn,
 )
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sscd_vec.encoder import Encoder
+    from sscd_vec.bank.describe import ImageEncoder
     from sscd_vec.predictions import Predictions
 
 
@@ -101,40 +99,33 @@ def _search(
     import numpy as np
 
     from sscd_vec.adapters.faiss import FaissIndex
-    from sscd_vec.cli.session import open_encoder, open_normalizer
+    from sscd_vec.bank.setup import Setup
     from sscd_vec.predictions import Predictions
 
-    encoder = open_encoder(model, device)
-    index = FaissIndex(open_normalizer(normalizer, model, encoder))
-    ids, rows = _describe(encoder, references, cache)
-    index.add(ids, rows)
-    asked, rows = _describe(encoder, queries, cache)
+    setup = Setup(None, model, device=device)
+    setup.make(normalizer, tiles=1)
+    index = FaissIndex(setup.normalizer)
+    index.add(*_describe(setup.encoder, references, cache))
+    asked, rows = _describe(setup.encoder, queries, cache)
     matches = index.search(rows, k=k)
     return Predictions(np.array(asked)[matches.queries], matches.ids.astype(str), matches.scores)
 
 
 def _describe(
-    encoder: "Encoder", folder: Path, cache: bool
+    encoder: "ImageEncoder", folder: Path, cache: bool
 ) -> tuple[list[str], "NDArray[np.float32]"]:
     import numpy as np
 
-    from sscd_vec.cli.session import open_cache
-    from sscd_vec.photos.encode_files import describe_files
-    from sscd_vec.photos.folder import Unreadable, find_images, shown
+    from sscd_vec.cli.descriptors import ImageReader
 
-    problems: list[Unreadable] = []
-    files = find_images([folder], problems.append)
-    ids: list[str] = []
-    rows = []
-    with open_cache(encoder, 1, cache) as known, progress(folder.name, len(files)) as advance:
-        for part in describe_files(encoder, files, known, on_files=advance):
-            ids += [file.path.stem for file in part.files]
-            rows += part.descriptors
-            problems += part.unreadable
-    list_unreadable([(shown(problem.path), problem.reason) for problem in problems])
+    reader = ImageReader(lambda: encoder, cache)
+    files = reader.find(folder)
+    described = reader.describe(files)
+    ids = [one.source.file.path.stem for one in described if one.source.file is not None]
+    reader.list_unreadable()
     if len(set(ids)) < len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
         raise Failure(f"{folder}: two files have the id {twice}; ids are file names without ending")
-    if not rows:
+    if not ids:
         raise Failure(f"{folder}: no image could be read")
-    return ids, np.concatenate(rows)
+    return ids, np.concatenate([one.descriptors for one in described if one.reason == ""])

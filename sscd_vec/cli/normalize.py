@@ -1,13 +1,14 @@
 """``sscd-vec normalize fit``, ``normalize table`` and ``calibrate``: descriptors in, one file out.
 
-``fit`` and ``calibrate`` take folders of photos too, which are encoded first.
+``fit`` and ``calibrate`` take folders of images too, which are encoded first.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
@@ -27,7 +28,7 @@ from sscd_vec.cli.console import (
     warn,
 )
 from sscd_vec.cli.descriptors import (
-    PhotoReader,
+    ImageReader,
     Rows,
     batches,
     read_descriptors,
@@ -45,23 +46,26 @@ from sscd_vec.normalize import (
 )
 from sscd_vec.predictions import GroundTruth, Predictions, read_ground_truth
 
+if TYPE_CHECKING:
+    from sscd_vec.encoder import Encoder
+
 DescriptorFile = Annotated[Path, typer.Option(help="Descriptors, .npy or .safetensors.")]
 OptionalDescriptors = Annotated[
-    Path | None, typer.Option(help="Descriptors, .npy or .safetensors, or a folder of photos.")
+    Path | None, typer.Option(help="Descriptors, .npy or .safetensors, or a folder of images.")
 ]
 OptionalGroups = Annotated[
     Path | None,
     typer.Option(help="With --kind tiled and a descriptor file: .npy with the image of each row."),
 ]
 Tiles = Annotated[
-    int, typer.Option(min=1, max=4, help="With --kind tiled and photos: crops per side.")
+    int, typer.Option(min=1, max=4, help="With --kind tiled and images: crops per side.")
 ]
 
 
 def fit(
     background: Annotated[
         list[Path],
-        typer.Argument(help="Descriptors of background images, or folders of such photos."),
+        typer.Argument(help="Descriptors of background images, or folders of such images."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The normalizer file to write.")],
     whitening: Annotated[
@@ -85,21 +89,21 @@ def fit(
 ) -> None:
     """Fit whitening and score normalization on images like yours that are not among yours.
 
-    A few thousand photos are enough. Thresholds are found afterwards, with `sscd-vec calibrate`.
+    A few thousand images are enough. Thresholds are found afterwards, with `sscd-vec calibrate`.
 
         sscd-vec normalize fit ~/other-photos --out normalizer.safetensors
         sscd-vec normalize fit background.npy --out normalizer.safetensors
     """
-    photos = PhotoReader(model, device, cache)
+    images = ImageReader(partial(_load, model, device), cache)
     try:
         normalizer = Normalizer.fit(
-            batches(background, photos),
+            batches(background, images),
             whitening=None if whitening == "none" else whitening,
             dim=dim,
             eps="oas" if shrink else 0.0,
             l2_before=l2_before,
             score_norm=None if score_norm == "none" else ScoreNorm.parse(score_norm),
-            encoder=photos.encoder if any(map(Path.is_dir, background)) else encoder,
+            encoder=images.encoder if any(map(Path.is_dir, background)) else encoder,
             keep_background="float16" if half else "float32",
             background_size=background_size,
         )
@@ -107,7 +111,7 @@ def fit(
     except (OSError, ValueError, TypeError) as error:
         raise _failed(error) from error
     _report(normalizer, out, as_json)
-    if photos.list_unreadable():
+    if images.list_unreadable():
         raise typer.Exit(SOME_UNREADABLE)
 
 
@@ -141,9 +145,9 @@ def calibrate_threshold(
 ) -> None:
     """Find the threshold for a false-match rate or a precision, and store it.
 
-    Without --queries the normalizer's own background is split and used; one folder of photos is
-    split into queries and references. The photos must be no copies of each other. With --precision,
-    row i of queries, references and labels is one labelled candidate pair.
+    Without --queries the normalizer's own background is split and used; one folder of images is
+    split into queries and references. The images must not be copies of each other. With
+    --precision, row i of queries, references and labels is one labelled candidate pair.
 
     Tiled scores (search --tiles, index --tiles) are calibrated for the crops they are used with:
     --tiles of the queries, --reference-tiles of the bank.
@@ -153,21 +157,21 @@ def calibrate_threshold(
             --kind tiled --tiles 2
     """
     chosen: Kind = kind
-    photos = PhotoReader(model, device, cache)
+    images = ImageReader(partial(_load, model, device), cache)
     crops = (tiles, reference_tiles) if kind == "tiled" else (1, 1)
     try:
         before = Normalizer.load(normalizer)
         if any(path is not None and path.is_dir() for path in (queries, references)):
-            before.check_encoder(photos.encoder)
+            before.check_encoder(images.encoder)
         sides: list[Rows | None] = [None, None]
         if kind == "tiled" and queries is not None and queries.is_dir() and references is None:
-            sides = [*read_halves(queries, photos, *crops)]
+            sides = [*read_halves(queries, images, *crops)]
         else:
             for side, (path, groups) in enumerate(
                 ((queries, query_groups), (references, reference_groups))
             ):
                 if path is not None:
-                    sides[side] = read_rows(path, photos, crops[side], groups)
+                    sides[side] = read_rows(path, images, crops[side], groups)
         asked, bank = sides
         result = calibrate(
             before,
@@ -201,7 +205,7 @@ def calibrate_threshold(
     if found.note:
         say(found.note)
     _report(after, out, as_json)
-    if photos.list_unreadable():
+    if images.list_unreadable():
         raise typer.Exit(SOME_UNREADABLE)
 
 
@@ -213,7 +217,7 @@ class TableRow:
         beta: Weight.
         n: First neighbour, counted from 1.
         n_end: Last neighbour.
-        micro_ap: µAP; None of it depends on anything else than the setting.
+        micro_ap: µAP with this setting.
     """
 
     beta: float
@@ -297,6 +301,12 @@ def score_norm_table(
         micro_ap = micro_average_precision(Predictions(*names, scores.ravel()), truth)
         found.append(TableRow(norm.beta, norm.n, norm.n_end, micro_ap))
     return found
+
+
+def _load(model: str | None, device: str | None) -> "Encoder":
+    from sscd_vec.encoder import Encoder
+
+    return Encoder.from_pretrained(model, device=device)
 
 
 def _layout(queries: Rows | None, references: Rows | None) -> str:

@@ -1,45 +1,47 @@
 """``sscd-vec search``: is this image in the bank?"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sscd_vec.cli.console import (
     NO_MATCH,
     SOME_UNREADABLE,
+    CollectionOption,
     DeviceOption,
+    ExitCodeOption,
+    InBankOption,
     JsonOption,
+    ModelOption,
+    NormalizerOption,
+    StateOption,
+    ThresholdOption,
+    TokenOption,
+    TrustOption,
     list_unreadable,
+    open_bank,
     plain,
     print_json,
     print_rows,
     say,
+    unreadable_json,
     warn,
 )
-from sscd_vec.cli.index import CollectionOption, StateOption, TokenOption
+from sscd_vec.files import Unreadable, find_images, printable_path
 
 if TYPE_CHECKING:
-    from sscd_vec.encoder import Encoder
-    from sscd_vec.photos.bank import Hit
-
-ExitCodeOption = Annotated[
-    bool, typer.Option("--exit-code", help="Exit with 4 if no copy is found.")
-]
-ThresholdOption = Annotated[
-    float | None,
-    typer.Option("--threshold", help="Least score of a copy; the calibrated one by default."),
-]
+    from sscd_vec.bank import Answer, Bank
 
 
 def search(
     images: Annotated[list[Path], typer.Argument(help="Images to look for, or folders of them.")],
-    bank: Annotated[str, typer.Option("--in", help="The bank: what `index --to` was given.")],
+    bank: InBankOption,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Matches per image.")] = 5,
     threshold: ThresholdOption = None,
     heatmap: Annotated[
         Path | None,
-        typer.Option("--heatmap", help="Write a picture of what matched (one image, best match)."),
+        typer.Option("--heatmap", help="Write a PNG of what matched (one image, best match)."),
     ] = None,
     tiles: Annotated[
         int,
@@ -51,9 +53,21 @@ def search(
             "copies, at 10 times the cost for 2, with a threshold of its own.",
         ),
     ] = 1,
-    collection: CollectionOption = "photos",
+    scales: Annotated[
+        Literal["auto", "one", "both"],
+        typer.Option(
+            "--scales",
+            help="Look at each image at twice the size too, which finds copies inside collages and "
+            "on other backgrounds: when the first look finds no copy (auto), never (one) or always "
+            "(both). The second look costs as much as four.",
+        ),
+    ] = "auto",
+    model: ModelOption = None,
+    normalizer: NormalizerOption = None,
+    collection: CollectionOption = None,
     state: StateOption = None,
     milvus_token: TokenOption = None,
+    trust: TrustOption = False,
     device: DeviceOption = None,
     exit_code: ExitCodeOption = False,
     as_json: JsonOption = False,
@@ -67,52 +81,46 @@ def search(
         sscd-vec search suspect.jpg --in bank.faiss
         sscd-vec search suspects/ --in bank.faiss --json
     """
-    from sscd_vec.cli.session import open_encoder, threshold_for
-    from sscd_vec.photos.bank import Bank, without_credentials
-    from sscd_vec.photos.descriptor_cache import DescriptorCache
-    from sscd_vec.photos.folder import Unreadable, find_images, shown
-
     problems: list[Unreadable] = []
-    files = find_images(images, problems.append)
-    opened = Bank.open(bank, collection=collection, state=state, token=milvus_token)
-    from sscd_vec.photos.encode_files import (
-        describe_files,  # loads torch: after what may fail at once
-    )
-
-    encoder = open_encoder(opened.settings.model, device)
-    opened.normalizer.check_encoder(encoder)
-    tiled = tiles > 1 or opened.settings.tiles > 1
-    limit = threshold_for(opened.normalizer, "tiled" if tiled else "search", threshold)
-    results: list[dict[str, Any]] = []
-    found_copy = drawn = False
-    for part in describe_files(encoder, files, DescriptorCache(None), tiles=tiles):
-        problems += part.unreadable
-        for file, hits in zip(part.files, opened.search(part.descriptors, k), strict=True):
-            matches = [_match(hit, limit) for hit in hits]
-            found_copy = found_copy or any(match["copy"] for match in matches)
-            results.append({"image": shown(file.path), "matches": matches})
-            if heatmap is not None and len(files) == 1 and hits:
-                drawn = _write_heatmap(encoder, file.path, hits[0], heatmap)
-    if heatmap is not None and len(files) != 1:
-        warn(f"no heatmap: --heatmap explains one image, got {len(files)}; search it alone")
-    opened.close()
-    unreadable = [(shown(problem.path), problem.reason) for problem in problems]
+    files = find_images(list(images), problems.append)
+    with open_bank(
+        bank,
+        model=model,
+        normalizer=normalizer,
+        threshold=threshold,
+        collection=collection,
+        state=state,
+        token=milvus_token,
+        trust=trust,
+        device=device,
+    ) as opened:
+        limit = opened.threshold_of(opened.score_kind(tiles))
+        answers = []
+        for file, answer in zip(
+            files, opened.search_many(files, k, tiles=tiles, scales=scales), strict=True
+        ):
+            if answer.error:
+                problems.append(Unreadable(file.path, answer.error))
+            else:
+                answers.append(answer)
+        drawn = heatmap is not None and _write_heatmap(opened, files, answers, heatmap)
+        place = str(opened)
     if as_json:
         print_json(
             {
-                "bank": without_credentials(bank),
+                "bank": place,
                 "threshold": limit,
-                "results": results,
+                "results": [_document(answer) for answer in answers],
                 "heatmap": str(heatmap) if drawn else None,
-                "unreadable": [{"path": p, "reason": r} for p, r in unreadable],
+                "unreadable": unreadable_json(problems),
             }
         )
     else:
-        _print(results, limit)
-        list_unreadable(unreadable)
-    if unreadable:
+        _print(answers, limit)
+        list_unreadable(problems)
+    if problems:
         raise typer.Exit(SOME_UNREADABLE)
-    if exit_code and not found_copy:
+    if exit_code and not any(match.is_copy for answer in answers for match in answer.matches):
         raise typer.Exit(NO_MATCH)
 
 
@@ -121,19 +129,21 @@ def verdict(copy: bool | None) -> str:
     return {True: "copy", False: "no copy", None: "no threshold"}[copy]
 
 
-def _match(hit: "Hit", limit: float | None) -> dict[str, Any]:
+def _document(answer: "Answer") -> dict[str, Any]:
     return {
-        "id": hit.id,
-        "score": round(hit.score, 5),
-        "copy": None if limit is None else hit.score >= limit,
+        "image": answer.image,
+        "matches": [
+            {"id": match.id, "score": round(match.score, 5), "copy": match.is_copy}
+            for match in answer.matches
+        ],
     }
 
 
-def _print(results: list[dict[str, Any]], limit: float | None) -> None:
+def _print(answers: "list[Answer]", limit: float | None) -> None:
     rows = [
-        (result["image"], match["id"], match["score"], verdict(match["copy"]))
-        for result in results
-        for match in result["matches"]
+        (answer.image, match.id, match.score, verdict(match.is_copy))
+        for answer in answers
+        for match in answer.matches
     ]
     title = "no threshold is calibrated: judge the scores yourself"
     if limit is not None:
@@ -141,13 +151,23 @@ def _print(results: list[dict[str, Any]], limit: float | None) -> None:
     print_rows(["image", "match", "score", "verdict"], rows, title=title)
 
 
-def _write_heatmap(encoder: "Encoder", query: Path, hit: "Hit", target: Path) -> bool:
-    """Draw what matched; False, and a word about it, where the match's file is gone."""
+def _write_heatmap(bank: "Bank", files: list[Any], answers: "list[Answer]", target: Path) -> bool:
+    """Draw what matched; say why where that is not possible."""
     from sscd_vec.cli.compare import heatmap_pair
 
-    if hit.picture is None or not hit.picture.path.exists():
-        warn(f"no heatmap: the file of {plain(hit.id)} is not at hand")
+    if len(files) != 1:
+        warn(f"no heatmap: --heatmap explains one image, got {len(files)}; search it alone")
         return False
-    heatmap_pair(encoder, query, hit.picture.path, target)
+    if not answers or not answers[0].matches:
+        return False
+    match = answers[0].matches[0]
+    if match.image is None or match.image.file is None or not match.image.file.path.exists():
+        warn(f"no heatmap: the file of {plain(match.id)} is not at hand")
+        return False
+    if not bank.may_show(match.image.file.path):
+        warn(f"no heatmap: {printable_path(match.image.file.path)} is outside what the bank's "
+             "settings allow; pass --trust if you trust this bank")  # fmt: skip
+        return False
+    heatmap_pair(bank.encoder, files[0], match.image.file, target)
     say(f"heatmap: {target}")
     return True

@@ -5,8 +5,19 @@ from typing import Annotated
 
 import typer
 
-from sscd_vec.cli.console import DeviceOption, Failure, warn
-from sscd_vec.cli.index import CollectionOption, StateOption, TokenOption
+from sscd_vec.cli.console import (
+    CollectionOption,
+    DeviceOption,
+    Failure,
+    ModelOption,
+    NormalizerOption,
+    StateOption,
+    ThresholdOption,
+    TokenOption,
+    TrustOption,
+    open_bank,
+    warn,
+)
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -45,9 +56,13 @@ def serve(
     timeout: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds for one request.")
     ] = 30.0,
-    collection: CollectionOption = "photos",
+    threshold: ThresholdOption = None,
+    model: ModelOption = None,
+    normalizer: NormalizerOption = None,
+    collection: CollectionOption = None,
     state: StateOption = None,
     milvus_token: TokenOption = None,
+    trust: TrustOption = False,
     device: DeviceOption = None,
     as_json: Annotated[
         bool,
@@ -67,9 +82,18 @@ def serve(
             f"--host {host} opens the bank to other machines: set a --token too (or "
             "SSCD_VEC_TOKEN), and put TLS in front of it"
         )
-    from sscd_vec.photos.bank import Bank, without_credentials
-
-    opened = Bank.open(bank, collection=collection, state=state, token=milvus_token)
+    opened = open_bank(
+        bank,
+        model=model,
+        normalizer=normalizer,
+        threshold=threshold,
+        collection=collection,
+        state=state,
+        token=milvus_token,
+        trust=trust,
+        device=device,
+        read_only=read_only or None,
+    )
     try:
         import uvicorn
     except ImportError as error:
@@ -78,9 +102,7 @@ def serve(
     from sscd_vec.app.limits import LOOPBACK, Limits
     from sscd_vec.app.metrics import Metrics
     from sscd_vec.app.server import create_app
-    from sscd_vec.cli.session import open_encoder
 
-    encoder = open_encoder(opened.settings.model, device)
     limits = Limits(
         body=max_upload * 2**20,
         pixels=max_pixels * 1_000_000,
@@ -89,7 +111,7 @@ def serve(
         timeout=timeout,
     )
     app = create_app(
-        Engine(opened, encoder, Metrics(), tiles=tiles),
+        Engine(opened, Metrics(), tiles=tiles),
         limits=limits,
         token=token,
         hosts=LOOPBACK if host in LOCAL else None,
@@ -112,10 +134,10 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
     if as_json:
-        facts = {"url": url, "bank": without_credentials(bank), "pictures": len(opened)}
+        facts = {"url": url, "bank": str(opened), "images": len(opened)}
         typer.echo(json.dumps(facts))  # one line, flushed: the server goes on after it
     else:
-        warn(f"serving {without_credentials(bank)} on {url} (Ctrl-C stops)")
+        warn(f"serving {opened} on {url} (Ctrl-C stops)")
     try:
         uvicorn.Server(config).run(sockets=[listening])
     finally:

@@ -1,10 +1,10 @@
-"""``sscd-vec train``: fine-tune or train an encoder on a folder of photos."""
+"""``sscd-vec train``: fine-tune or train an encoder on a folder of images."""
 
 import json
 import logging
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,13 +16,17 @@ from sscd_vec.cli.console import (
     with_exit_codes,
 )
 
+if TYPE_CHECKING:
+    from sscd_vec.trainer import Result
+
 SKIPPED = "skipped.txt"
+PLACES = ("images.json", "photos.json")  # the second one in folders of earlier versions
 
 
 def train(
-    photos: Annotated[
+    images: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders, .tar shards or list files of photos."),
+        typer.Argument(help="Folders, .tar shards or list files of images."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder to write the run to.")] = None,
     config: Annotated[
@@ -35,23 +39,23 @@ def train(
         Path | None, typer.Option(help="Only write a contact sheet of training views here.")
     ] = None,
     init_from: Annotated[
-        str | None, typer.Option(help='Encoder folder, weights file, or "imagenet".')
+        str | None, typer.Option(help='Model name, encoder folder, weights file, or "imagenet".')
     ] = None,
     trunk: Annotated[str | None, typer.Option(help="resnet50, efficientnet_lite0, ...")] = None,
     dim: Annotated[int | None, typer.Option(help="Descriptor size.")] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the training images.")] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the training views.")] = None,
     augmentations: Annotated[
         str | None, typer.Option(help="simclr, strong_blur, advanced or advanced+mixup.")
     ] = None,
     entropy_weight: Annotated[float | None, typer.Option(help="lambda of KoLeo.")] = None,
     batch: Annotated[int | None, typer.Option(help="Source images per step, all ranks.")] = None,
     chunk: Annotated[int | None, typer.Option(help="Views encoded at once; 0: all.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Passes over the photos.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the images.")] = None,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of epochs.")] = None,
     optimizer: Annotated[str | None, typer.Option(help="lars or adamw.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     frozen_stages: Annotated[int | None, typer.Option(help="First stages not trained.")] = None,
-    validation: Annotated[Path | None, typer.Option(help="Photos to validate on.")] = None,
+    validation: Annotated[Path | None, typer.Option(help="Images to validate on.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -60,12 +64,12 @@ def train(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train an encoder on your photos; writes a folder that Encoder.from_pretrained reads.
+    """Train an encoder on your images; writes a folder that Encoder.from_pretrained reads.
 
-    Progress is logged to standard error. Interrupted, it saves and exits with 130; --resume goes
-    on to the bit.
+    Progress goes to standard error. If interrupted, it saves and exits with 130; --resume
+    continues to the bit. If training does not improve on its start, it says so and keeps the start.
 
-        sscd-vec train ~/photos --out run --init-from imagenet --trunk efficientnet_lite0
+        sscd-vec train ~/photos --out run --config recipe.toml
         sscd-vec train --resume run
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -88,7 +92,7 @@ def train(
     }
     changes = {name: value for name, value in given.items() if value is not None}
     changes |= _parsed(set_ or [])
-    _train(photos or [], out, config, resume, preview, changes, device, as_json)
+    _train(images or [], out, config, resume, preview, changes, device, as_json)
 
 
 def main() -> None:
@@ -97,7 +101,7 @@ def main() -> None:
 
 
 def _train(
-    photos: list[Path],
+    images: list[Path],
     out: Path | None,
     config: Path | None,
     resume: Path | None,
@@ -107,50 +111,75 @@ def _train(
     as_json: bool,
 ) -> None:
     from sscd_vec.trainer import TrainConfig, Trainer
-    from sscd_vec.trainer.trainer import PHOTOS
 
     for name, value in (("--config", config), ("--out", out)):
         if resume is not None and value is not None:
             raise ValueError(
-                f"{name} {value} with --resume {resume}: a resumed run goes on in its own folder "
-                "with its own settings; leave it out (single settings may be given: --set, --steps)"
+                f"{name} {value} with --resume {resume}: a resumed run continues in its own folder "
+                "with its own settings; leave it out (--set and the other flags may change some)"
             )
     source = resume or config
     before = (TrainConfig.read(source) if source else TrainConfig()).to_dict()
     recipe = before["recipe"] | changes.pop("recipe", {})
     settings = TrainConfig.from_dict(before | changes | {"recipe": recipe})
-    folder = resume or out
-    if resume is not None and not photos:
-        photos = [Path(place) for place in json.loads((resume / PHOTOS).read_text())]
-    if not photos:
-        raise ValueError("no photos given: name a folder, .tar shard or list file")
+    if resume is not None and not images:
+        images = _places_of(resume)
+    if not images:
+        raise ValueError("no images given: name a folder, .tar shard or list file")
     trainer = Trainer(settings, device=device)
     if preview is not None:
-        from sscd_vec.trainer.preview import write_preview
-
-        write_preview(trainer, photos, preview)
+        trainer.preview(images, preview)
         if as_json:
             print_json({"preview": str(preview)})
         else:
             typer.echo(f"wrote {preview}")
         return
+    folder = resume or out
     if folder is None:
         raise ValueError("no folder to write to: give --out run/")
-    result = trainer.fit(photos, folder, resume=resume is not None)
+    result = trainer.fit(images, folder, resume=resume is not None)
     if not trainer.ranks.first:
         return
     if as_json:
-        print_json({**asdict(result), "out": str(result.out)})
-    elif result.skipped:
-        typer.echo(f"{result.skipped} unreadable photos skipped: {folder / SKIPPED}", err=True)
-    if not result.finished:
-        typer.echo(f"saved after {result.steps} steps: sscd-vec train --resume {folder}", err=True)
-        raise typer.Exit(INTERRUPTED)
-    if not as_json:
-        typer.echo(f"wrote {folder}: Encoder.from_pretrained({str(folder)!r})")
+        print_json({**asdict(result), "gained": result.gained, "out": str(result.out)})
+    _report(result, as_json)
     # torchrun would take this exit code of one rank for a crash.
     if result.skipped and trainer.ranks.count == 1:
         raise typer.Exit(SOME_UNREADABLE)
+
+
+def _report(result: "Result", as_json: bool) -> None:
+    """Say how a run ended: results on standard output, everything else on standard error."""
+    folder = result.out
+    if result.skipped:
+        typer.echo(f"{result.skipped} unreadable images skipped: {folder / SKIPPED}", err=True)
+    if not result.finished:
+        typer.echo(f"saved after {result.steps} steps: sscd-vec train --resume {folder}", err=True)
+        raise typer.Exit(INTERRUPTED)
+    if result.gained is None:
+        typer.echo("not validated: nothing shows whether training helped", err=True)
+    elif not result.gained:
+        typer.echo(
+            f"training did not help: validation µAP stayed at or below {_percent(result.initial)}, "
+            f"where it started, so {folder} holds the weights of the start. Try a smaller "
+            "learning_rate, more images or fewer steps; report.html shows the curves",
+            err=True,
+        )
+    if not as_json:
+        gain = f" (µAP {_percent(result.initial)} → {_percent(result.best)})" * bool(result.gained)
+        typer.echo(f"wrote {folder}{gain}: Encoder.from_pretrained({str(folder)!r})")
+
+
+def _percent(part: float | None) -> str:
+    return "unknown" if part is None else f"{100 * part:.1f}"
+
+
+def _places_of(run: Path) -> list[Path]:
+    """Where an earlier run found its images."""
+    for name in PLACES:
+        if (run / name).exists():
+            return [Path(place) for place in json.loads((run / name).read_text())]
+    return []
 
 
 def _parsed(assignments: list[str]) -> dict[str, Any]:

@@ -20,9 +20,12 @@ import uvicorn
 
 from sscd_vec.app.engine import Engine
 from sscd_vec.app.server import create_app
+from sscd_vec.bank.duplicates import Copies, Copy, CopyGroup
+from sscd_vec.bank.quality import choose_best, inspect_image
+from sscd_vec.bank.records import BankImage
+from sscd_vec.bank.report import write_report
 from sscd_vec.cli.pictures import EDITS, draw
-from sscd_vec.photos.quality import keep, look
-from sscd_vec.photos.report import Copy, CopyGroup, write_report
+from sscd_vec.files import find_images
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -233,20 +236,23 @@ def test_report_with_thousands_of_groups(page: "Page", tmp_path: Path) -> None:
     import numpy as np
 
     rng = np.random.default_rng(0)
-    pictures = []
+    images = []
     for seed, edit in ((0, "framed"), (1, "captioned")):
         for name, image in (("o", draw(seed)), ("e", EDITS[edit](draw(seed), rng))):
             path = tmp_path / f"{name}{seed} <b>&'.jpg"
             image.save(path, quality=80)
-            pictures.append(look(path))
+            images.append(inspect_image(find_images(path)[0]))
     groups = []
     for number in range(3000):
-        pair = pictures[:2] if number % 2 else pictures[2:]
-        kept = keep(pair)
+        pair = images[:2] if number % 2 else images[2:]
+        kept = choose_best(pair)
         heat = rng.random((9, 12))
-        copy = Copy(pair[1 - kept], 0.4 + number / 6000, heat, heat)
-        groups.append(CopyGroup(pair[kept], (copy,), ((Path("/x/</script>.jpg"), 0.5),)))
-    write_report(tmp_path / "r.html", groups, threshold=0.4, scanned=9000, title="</script>")
+        members = [BankImage(image.file.id, "", 1, image.file) for image in pair]
+        copy = Copy(members[1 - kept], 0.4 + number / 6000, pair[1 - kept], heat, heat)
+        keep = Copy(members[kept], 1.0, pair[kept])
+        groups.append(CopyGroup(keep, (copy,), (("/x/</script>.jpg", 0.5),)))
+    found = Copies(groups, 0.4, 9000, 3000, [])
+    write_report(tmp_path / "r.html", found, title="</script>")
     start = time.monotonic()
     page.goto((tmp_path / "r.html").as_uri())
     page.wait_for_selector(".group")

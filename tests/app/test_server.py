@@ -21,6 +21,11 @@ from sscd_vec.cli.pictures import draw
 SMALL = Limits(body=2 * 2**20, files=3, pixels=4_000_000, timeout=20.0)
 
 
+def uploads(engine: Engine) -> Path:
+    assert engine.bank.location is not None
+    return engine.bank.location.folder / "uploads"
+
+
 def _bytes(image: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
@@ -70,8 +75,8 @@ def test_add_search_browse_and_remove(client: TestClient, engine: Engine) -> Non
     assert hit["id"] == name and hit["copy"]
     listed = client.get("/bank?text=upload").json()
     assert listed["total"] == 1 and listed["pictures"][0]["id"] == name
-    kept = list((engine.bank.folder / "uploads").iterdir())
-    assert len(kept) == 1 and kept[0].parent == engine.bank.folder / "uploads"
+    kept = list((uploads(engine)).iterdir())
+    assert len(kept) == 1 and kept[0].parent == uploads(engine)
     assert client.post("/remove", json={"ids": [name, "unknown"]}).json() == {"removed": 1}
     assert client.get("/bank?text=upload").json()["total"] == 0
     assert not kept[0].exists()
@@ -360,7 +365,7 @@ def test_inner_failure_is_hidden(
     def fail(*_: object) -> None:
         raise RuntimeError("/secret/path")
 
-    monkeypatch.setattr(engine.bank, "search", fail)
+    monkeypatch.setattr(engine.bank, "search_descriptors", fail)
     answer = client.post("/search", files={"image": ("x", copy)})
     assert answer.status_code == 500
     assert "secret" not in answer.text and json.loads(answer.text)["error"]

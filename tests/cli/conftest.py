@@ -7,10 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
+from sscd_vec.bank.views import crops
 from sscd_vec.cli.pictures import EDITS, draw
 from sscd_vec.encoder import Encoder, EncoderConfig, build_model
 from sscd_vec.normalize import Normalizer
-from sscd_vec.photos.tiles import crops
 
 
 def small(seed: int) -> Image.Image:

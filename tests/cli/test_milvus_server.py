@@ -31,7 +31,7 @@ def test_index_search_change_and_prune(server: MilvusProcess, model: Path, tmp_p
     for seed in range(8):
         small(seed).save(photos / f"photo-{seed}.jpg", quality=92)
     made = run("index", photos, "--to", server.uri, "--model", model)
-    assert (made["added"], made["pictures"]) == (8, 8)
+    assert (made["added"], made["images"]) == (8, 8)
     again = run("index", photos, "--to", server.uri)
     assert (again["added"], again["unchanged"]) == (0, 8)
 
@@ -43,7 +43,7 @@ def test_index_search_change_and_prune(server: MilvusProcess, model: Path, tmp_p
     (photos / "photo-2.jpg").unlink()
     small(50).save(photos / "photo-3.jpg")
     changed = run("index", photos, "--to", server.uri, "--prune")
-    assert (changed["added"], changed["removed"], changed["pictures"]) == (1, 1, 7)
+    assert (changed["added"], changed["removed"], changed["images"]) == (1, 1, 7)
     gone = run("search", "query.png", "--in", server.uri, "-k", 8)["results"][0]["matches"]
     assert len(gone) == 7 and "photo-2.jpg" not in names(gone)
     small(50).resize((90, 70)).save("changed.png")
@@ -65,9 +65,9 @@ def test_tiled_collection_beside_a_plain_one(
 def test_server_that_is_not_there(drawn: Path, model: Path) -> None:
     """It is said at once, before a model is loaded, and without the password."""
     said = fails("index", drawn, "--to", "http://me:secret@127.0.0.1:9", "--model", model)
-    assert said.startswith("error: no Milvus answers at http://127.0.0.1:9 ")
+    assert said.startswith("error: no Milvus answers at http://127.0.0.1:9/images ")
     absent = fails("search", drawn, "--in", "http://me:secret@127.0.0.1:9")
-    assert "no bank at http://127.0.0.1:9 " in absent and "--state" in absent
+    assert "no bank at http://127.0.0.1:9/images " in absent and "--state" in absent
     assert "secret" not in said + absent
 
 

@@ -46,7 +46,7 @@ def test_serve_search_and_stop(
         assert server.stdout is not None and server.stderr is not None
         if json_option:
             facts = json.loads(server.stdout.readline())
-            assert (facts["bank"], facts["pictures"]) == (bank, 14)
+            assert (facts["bank"], facts["images"]) == (bank, 14)
             line = facts["url"]
         else:
             line = next(line for line in server.stderr if "http://" in line)

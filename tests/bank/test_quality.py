@@ -10,12 +10,17 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter
 
+from sscd_vec.bank.quality import InspectedImage, choose_best, inspect_image, resolution
 from sscd_vec.cli.pictures import EDITS, draw
-from sscd_vec.photos.quality import keep, look, resolution
+from sscd_vec.files import find_images
 
 SEEDS = [1, 7, 8, 10, 11]
 SIDE = 512
 OLD, NEW = 1_500_000_000, 1_600_000_000  # seconds: the original is older than its copies
+
+
+def look(path: Path) -> InspectedImage:
+    return inspect_image(find_images(path)[0])
 
 
 def _texture(seed: int) -> NDArray[np.float64]:
@@ -84,8 +89,8 @@ def test_original_beats_a_copy_whose_file_is_larger(name: str, seed: int, tmp_pa
         copy = _save(COPIES[name](decoded.convert("RGB")), tmp_path / "copy.jpg", 97, NEW)
     if name != "shrunk":
         assert copy.stat().st_size > original.stat().st_size * 0.9
-    pictures = [look(copy), look(original)]
-    assert keep(pictures) == 1, [(p.resolution, p.true_side) for p in pictures]
+    images = [look(copy), look(original)]
+    assert choose_best(images) == 1, [(p.resolution, p.true_side) for p in images]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -97,8 +102,8 @@ def test_original_beats_all_its_copies_together(seed: int, tmp_path: Path) -> No
         _save(edit(image), tmp_path / f"{name}.jpg", 95, NEW) for name, edit in COPIES.items()
     ]
     copies.append(_save(image, tmp_path / "hard.jpg", 40, NEW))
-    pictures = [look(path) for path in [*copies[:5], original, *copies[5:]]]
-    assert pictures[keep(pictures)].path == original
+    images = [look(path) for path in [*copies[:5], original, *copies[5:]]]
+    assert images[choose_best(images)].file.path == original
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -115,7 +120,7 @@ def test_true_side_does_not_grow_by_enlarging(seed: int, tmp_path: Path) -> None
 def test_strong_compression_loses_even_if_it_is_older(tmp_path: Path) -> None:
     hard = _save(draw(8), tmp_path / "a.jpg", 30, OLD)
     fine = _save(draw(8), tmp_path / "finer.jpg", 80, NEW)
-    assert keep([look(hard), look(fine)]) == 1
+    assert choose_best([look(hard), look(fine)]) == 1
 
 
 def test_camera_notes_then_age_then_the_shorter_path_decide(tmp_path: Path) -> None:
@@ -125,10 +130,10 @@ def test_camera_notes_then_age_then_the_shorter_path_decide(tmp_path: Path) -> N
     short = _save(draw(8), tmp_path / "short.jpg", 90, NEW)
     old = _save(draw(8), tmp_path / "the-old-one.jpg", 90, OLD)
     draw(8).save(tmp_path / "taken.jpg", quality=90, exif=exif)
-    pictures = [look(path) for path in (long, short, old, tmp_path / "taken.jpg")]
-    assert keep(pictures[:2]) == 1
-    assert keep(pictures[:3]) == 2
-    assert keep(pictures) == 3
+    images = [look(path) for path in (long, short, old, tmp_path / "taken.jpg")]
+    assert choose_best(images[:2]) == 1
+    assert choose_best(images[:3]) == 2
+    assert choose_best(images) == 3
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about the metadata

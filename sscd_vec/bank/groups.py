@@ -89,7 +89,7 @@ def find_pairs(
     return Pairs(first[order], second[order], scores[order])
 
 
-def group(z: Float32, biases: Float32, threshold: float, pairs: Pairs) -> list[Group]:
+def group_pairs(z: Float32, biases: Float32, threshold: float, pairs: Pairs) -> list[Group]:
     """Groups of verified copies, the largest first; images without a copy are in none.
 
     Args:

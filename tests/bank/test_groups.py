@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sscd_vec.photos import dedup
+from sscd_vec.bank import groups as grouping
 
 
 def _unit(rows: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -30,8 +30,8 @@ def _brute(
 
 @pytest.mark.parametrize("count", [0, 1, 2, 41, 1271])
 def test_pairs_are_those_of_brute_force(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup, "ROWS", 401)
-    monkeypatch.setattr(dedup, "COLUMNS", 97)
+    monkeypatch.setattr(grouping, "ROWS", 401)
+    monkeypatch.setattr(grouping, "COLUMNS", 97)
     rng = np.random.default_rng(count)
     z = _unit(rng.normal(size=(count, 16)) + 0.5) if count else np.zeros((0, 16), np.float32)
     biases = rng.uniform(0, 0.4, count).astype(np.float32)
@@ -40,7 +40,7 @@ def test_pairs_are_those_of_brute_force(count: int, monkeypatch: pytest.MonkeyPa
     middle = values[len(values) // 2 - 1 : len(values) // 2 + 1]
     threshold = float(middle.mean()) if len(middle) == 2 else 0.2
     finished: list[int] = []
-    pairs = dedup.find_pairs(z, biases, threshold, links=count + 1, on_rows=finished.append)
+    pairs = grouping.find_pairs(z, biases, threshold, links=count + 1, on_rows=finished.append)
     expected = _brute(z, biases, threshold)
     got = dict(
         zip(
@@ -57,9 +57,9 @@ def test_pairs_are_those_of_brute_force(count: int, monkeypatch: pytest.MonkeyPa
 def test_links_bound_what_is_kept_of_a_thousand_equal_images() -> None:
     z = _unit(np.ones((1500, 8)))
     biases = np.zeros(1500, np.float32)
-    pairs = dedup.find_pairs(z, biases, 0.9, links=7)
+    pairs = grouping.find_pairs(z, biases, 0.9, links=7)
     assert np.bincount(pairs.first).max() == 7
-    groups = dedup.group(z, biases, 0.9, pairs)
+    groups = grouping.group_pairs(z, biases, 0.9, pairs)
     assert [len(g.members) for g in groups] == [1500]
 
 
@@ -68,9 +68,9 @@ def test_chain_of_weak_links_is_not_one_group() -> None:
     z = _unit(np.eye(40) + np.roll(np.eye(40), 1, axis=1))
     near = 0.5
     biases = np.zeros(40, np.float32)
-    pairs = dedup.find_pairs(z, biases, near - 1e-3)
+    pairs = grouping.find_pairs(z, biases, near - 1e-3)
     assert len(pairs) == 40  # a ring: plain union-find would give one group of forty
-    groups = dedup.group(z, biases, near - 1e-3, pairs)
+    groups = grouping.group_pairs(z, biases, near - 1e-3, pairs)
     assert max(len(g.members) for g in groups) <= 3
     linked = {frozenset((a, b)) for g in groups for a, b, _ in g.related}
     inside = {
@@ -89,7 +89,7 @@ def test_original_with_crops_that_do_not_overlap_stays_together() -> None:
     z = _unit(np.concatenate([crops, original]))
     biases = np.zeros(7, np.float32)
     threshold = 1 / np.sqrt(6) - 1e-3
-    groups = dedup.group(z, biases, threshold, dedup.find_pairs(z, biases, threshold))
+    groups = grouping.group_pairs(z, biases, threshold, grouping.find_pairs(z, biases, threshold))
     assert [g.members for g in groups] == [tuple(range(7))]
     assert groups[0].hub == 6
 
@@ -102,8 +102,8 @@ def test_two_dense_groups_with_one_bridge_stay_two() -> None:
     z = _unit(np.concatenate([left, right, bridge]))
     biases = np.zeros(13, np.float32)
     threshold = 0.45
-    pairs = dedup.find_pairs(z, biases, threshold)
-    groups = dedup.group(z, biases, threshold, pairs)
+    pairs = grouping.find_pairs(z, biases, threshold)
+    groups = grouping.group_pairs(z, biases, threshold, pairs)
     assert sorted(len(g.members) for g in groups) == [6, 7]
     assert all(set(g.members) - {12} in ({*range(6)}, {*range(6, 12)}) for g in groups)
 
@@ -116,8 +116,8 @@ def test_every_member_is_a_copy_of_another_and_none_is_in_two(
     rng = np.random.default_rng(seed)
     z = _unit(rng.normal(size=(count, 4)))
     biases = rng.uniform(0, 0.3, count).astype(np.float32)
-    pairs = dedup.find_pairs(z, biases, threshold)
-    groups = dedup.group(z, biases, threshold, pairs)
+    pairs = grouping.find_pairs(z, biases, threshold)
+    groups = grouping.group_pairs(z, biases, threshold, pairs)
     seen = [row for g in groups for row in g.members]
     assert len(seen) == len(set(seen))
     copies = {frozenset(p) for p in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)}
@@ -132,4 +132,4 @@ def test_every_member_is_a_copy_of_another_and_none_is_in_two(
 
 def test_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(2,\)"):
-        dedup.find_pairs(np.zeros((3, 2), np.float32), np.zeros(2, np.float32), 0.5)
+        grouping.find_pairs(np.zeros((3, 2), np.float32), np.zeros(2, np.float32), 0.5)

@@ -1,7 +1,7 @@
-"""What a copy looks like next to its siblings, and which one of a group to keep.
+"""What an image shows next to its copies, and which one of a group to keep.
 
 A file says how many pixels it has, not how much they show: an enlarged thumbnail has many and shows
-little. The *resolution* of a picture is the part ρ of its side that carries detail. Photographs
+little. The *resolution* of a image is the part ρ of its side that carries detail. Photographs
 have nearly the same power in every octave; enlarging or blurring leaves nothing above some
 frequency. So with the power spectrum P of grey levels in windows of 64×64,
 
@@ -9,26 +9,28 @@ frequency. So with the power spectrum P of grey levels in windows of 64×64,
     ρ = (first k > 8 from which on g(k) < 1/10) / 32,
 
 with the median of g over the half of the windows that have most texture: a caption or a sticker
-is in few of them. The true side of a picture is ρ √pixels, whatever size it was saved at.
+is in few of them. The true side of an image is ρ √pixels, whatever size it was saved at.
 
-The one to keep (``keep``) is the largest that is neither enlarged, blurred nor compressed much
-harder than the others; of those the one with a camera's notes, then the oldest file, then the one
-with the shortest path. The size of a file says nothing: saving again can only add bytes.
+The one to keep (``choose_best``) is the largest that is neither enlarged, blurred nor compressed
+much harder than the others; of those the one with a camera's notes, then the oldest file, then the
+one with the shortest path. The size of a file says nothing: saving again can only add bytes.
 """
 
 import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sscd_vec.encoder.images import open_image
+from sscd_vec.files import ImageFile
+
 Float32 = NDArray[np.float32]
 
-SIDE = 1024  # pixels of the middle of a picture that are looked at, at full size
+SIDE = 1024  # pixels of the middle of a image that are looked at, at full size
 WINDOW, STRIDE = 64, 32
 REFERENCE = slice(1, 8)  # 2 to 8 cycles per window
 FAINT = 0.1  # of the reference: no detail
@@ -36,7 +38,7 @@ SAME_SIZE = 0.97  # of the pixels
 FINE = 17.3  # mean step of a JPEG's table for brightness at quality 85: finer is no better
 HARDER = 1.8  # times the steps: compressed much harder
 BLURRED = 0.7  # of another's resolution: less than that cannot be chance
-# A larger picture is an enlarged one if its resolution is below that part of the smaller one's and
+# A larger image is an enlarged one if its resolution is below that part of the smaller one's and
 # the smaller one has at least that part of its true side. Much enlarged, noise counts as detail.
 ENLARGED = {1.4: (0.85, 0.95), 2.0: (0.8, 0.8)}  # from so many times the pixels on
 MARGIN = 6.0  # grey levels (standard deviation) by which a margin of one colour may vary
@@ -55,12 +57,11 @@ TURNS = {
 
 
 @dataclass(frozen=True)
-class Picture:
+class InspectedImage:
     """A file as a person would judge it.
 
     Attributes:
-        path: The file.
-        file_size: Bytes on disk.
+        file: The file.
         width: Pixels across, upright.
         height: Pixels down, upright.
         thumbnail: A small JPEG.
@@ -68,11 +69,9 @@ class Picture:
         content: Pixels inside a frame of one colour.
         step: Mean step of its JPEG table for brightness; 0 for other kinds of file.
         camera: Whether it carries a camera's notes.
-        modified: Time of the last change, nanoseconds.
     """
 
-    path: Path
-    file_size: int
+    file: ImageFile
     width: int
     height: int
     thumbnail: bytes
@@ -80,7 +79,6 @@ class Picture:
     content: int = 0
     step: float = 0.0
     camera: bool = False
-    modified: int = 0
 
     @property
     def true_side(self) -> float:
@@ -88,14 +86,14 @@ class Picture:
         return self.resolution * math.sqrt(self.content)
 
 
-def look(path: Path) -> Picture:
-    """Read a picture's size, resolution and thumbnail.
+def inspect_image(file: ImageFile) -> InspectedImage:
+    """Read an image's size, resolution and thumbnail.
 
     Raises:
-        OSError: The file cannot be read or decoded.
+        ImageError: The file cannot be opened.
+        OSError: It cannot be decoded.
     """
-    status = path.stat()
-    with Image.open(path) as image:
+    with open_image(file) as image:
         orientation, camera = _notes(image)
         step = _step(image)
         flat = flat_rgb(image)
@@ -107,66 +105,64 @@ def look(path: Path) -> Picture:
         flat = flat.transpose(TURNS[orientation])
     if orientation >= 5:  # lies on its side
         width, height = height, width
-    return Picture(
-        path,
-        status.st_size,
+    return InspectedImage(
+        file,
         width,
         height,
-        thumbnail(flat),
+        jpeg(np.asarray(flat)),
         resolution(grey[_middle(rows), _middle(columns)].astype(np.float32)),
         (rows.stop - rows.start) * (columns.stop - columns.start),
         step,
         camera,
-        status.st_mtime_ns,
     )
 
 
-def keep(pictures: Sequence[Picture]) -> int:
+def choose_best(images: Sequence[InspectedImage]) -> int:
     """Position of the one to keep."""
-    left = _unbeaten(pictures, _compressed_harder)
+    left = _unbeaten(images, _compressed_harder)
     left = _unbeaten(left, _enlarged_or_blurred)
-    largest = max(picture.content for picture in left)
-    left = [picture for picture in left if picture.content >= SAME_SIZE * largest]
-    return pictures.index(min(left, key=_last_resort))
+    largest = max(image.content for image in left)
+    left = [image for image in left if image.content >= SAME_SIZE * largest]
+    return images.index(min(left, key=_last_resort))
 
 
 def _unbeaten(
-    pictures: Sequence[Picture], worse: Callable[[Picture, Picture], bool]
-) -> list[Picture]:
+    images: Sequence[InspectedImage], worse: Callable[[InspectedImage, InspectedImage], bool]
+) -> list[InspectedImage]:
     """Those that are worse than no other; some always remain, ``worse`` having no circles."""
     # A thousand equal files are measured alike: each is compared with every kind, not every file.
-    kinds = {(p.content, p.resolution, p.step): p for p in pictures}.values()
-    return [a for a in pictures if not any(worse(a, b) for b in kinds)]
+    kinds = {(p.content, p.resolution, p.step): p for p in images}.values()
+    return [a for a in images if not any(worse(a, b) for b in kinds)]
 
 
-def _last_resort(picture: Picture) -> tuple[bool, int, int, str]:
-    return not picture.camera, picture.modified, len(str(picture.path)), str(picture.path)
+def _last_resort(image: InspectedImage) -> tuple[bool, int, int, str]:
+    return not image.camera, image.file.modified, len(image.file.id), image.file.id
 
 
-def _compressed_harder(picture: Picture, other: Picture) -> bool:
+def _compressed_harder(image: InspectedImage, other: InspectedImage) -> bool:
     """Whether this may be a strongly compressed copy of that one, of the same size."""
-    sizes = sorted((picture.content, other.content))
+    sizes = sorted((image.content, other.content))
     return (
         sizes[0] >= SAME_SIZE * sizes[1]
-        and picture.step > HARDER * max(FINE, other.step)
-        and other.resolution >= BLURRED * picture.resolution
+        and image.step > HARDER * max(FINE, other.step)
+        and other.resolution >= BLURRED * image.resolution
     )
 
 
-def _enlarged_or_blurred(picture: Picture, other: Picture) -> bool:
+def _enlarged_or_blurred(image: InspectedImage, other: InspectedImage) -> bool:
     """Whether this one shows no more than that one, in more pixels or in softer ones."""
     softness, showing = BLURRED, 0.0
     for times, limits in ENLARGED.items():
-        if picture.content >= times * other.content:
+        if image.content >= times * other.content:
             softness, showing = limits
     return (
-        picture.resolution < softness * other.resolution
-        and other.true_side >= showing * picture.true_side
+        image.resolution < softness * other.resolution
+        and other.true_side >= showing * image.true_side
     )
 
 
 def resolution(grey: Float32) -> float:
-    """Part of the side that carries detail, up to 1; of pictures too small or flat to say, 1.
+    """Part of the side that carries detail, up to 1; of images too small or flat to say, 1.
 
     Args:
         grey: ``(height, width)`` grey levels.
@@ -219,7 +215,7 @@ def _middle(part: slice) -> slice:
 
 
 def _notes(image: Image.Image) -> tuple[int, bool]:
-    """How the picture lies, and whether a camera took it; damaged EXIF says nothing."""
+    """How the image lies, and whether a camera took it; damaged EXIF says nothing."""
     try:
         exif = image.getexif()
         camera = any(tag in exif for tag in (MAKE, MODEL)) or TAKEN in exif.get_ifd(EXIF)
@@ -234,12 +230,14 @@ def _step(image: Image.Image) -> float:
     return float(np.mean(tables[0])) if tables and 0 in tables else 0.0
 
 
-def thumbnail(image: Image.Image, side: int = THUMBNAIL_SIDE) -> bytes:
-    """A small JPEG of an RGB image."""
-    small = image.copy()
+def jpeg(
+    pixels: NDArray[np.uint8], side: int = THUMBNAIL_SIDE, quality: int = THUMBNAIL_QUALITY
+) -> bytes:
+    """A JPEG of at most ``side`` pixels, without metadata."""
+    small = Image.fromarray(pixels)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY, optimize=True)
+    small.save(buffer, "JPEG", quality=quality, optimize=True)
     return buffer.getvalue()
 
 

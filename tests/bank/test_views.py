@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sscd_vec.photos.tiles import best_by_image, crop_count, crops, image_of, tile_id
+from sscd_vec.bank.views import best_by_image, crop_count, crops, image_of, tile_id
 
 
 def test_crops_of_half_the_side() -> None:
