@@ -17,6 +17,7 @@ from pathlib import Path
 import results
 from accuracy.dataset import (
     AT_A_TIME,
+    Describer,
     DiscSet,
     Images,
     Shards,
@@ -83,6 +84,7 @@ class Judged:
 
     name: str
     rows: list[Row]
+    encoder: str = ""  # fingerprint
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     judged = []
     for name in options.model:
         print(f"\n{name}")
-        judged.append(Judged(name, judge(name, disc, options)))
+        judged.append(judge(name, disc, options))
         print(table(judged[-1]))
         print("\n".join(paper_lines(name)))
     if options.predictions:
@@ -111,10 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_predictions(options.predictions, best.predictions)
         print(f"{options.predictions}: predictions of {judged[-1].name}, {label(best)}")
     if options.name:
-        print(results.write(options.name, figures(disc, judged, options), options.results))
+        made = figures(disc, judged, options)
+        print(results.write(options.name, made, options.results, encoder=judged[0].encoder))
 
 
-def judge(name: str, disc: DiscSet, options: argparse.Namespace) -> list[Row]:
+def judge(name: str, disc: DiscSet, options: argparse.Namespace) -> Judged:
     """Describe the set with one model and evaluate every transform."""
     recipe = recipe_of(
         name,
@@ -125,7 +128,8 @@ def judge(name: str, disc: DiscSet, options: argparse.Namespace) -> list[Row]:
         precision=options.precision,
         batch_size=options.batch_size,
     )
-    queries, references, training = describe_all(disc, recipe, options)
+    describer = recipe.build()
+    queries, references, training = describe_all(disc, recipe, describer, options)
     transforms = chosen_transforms(recipe, references.dim, options)
     rows = []
     for transform in transforms:
@@ -139,14 +143,13 @@ def judge(name: str, disc: DiscSet, options: argparse.Namespace) -> list[Row]:
             k=None if options.best else options.k,
             best=options.best or 0,
         )
-    return rows
+    return Judged(name, rows, describer.fingerprint)
 
 
 def describe_all(
-    disc: DiscSet, recipe: Model, options: argparse.Namespace
+    disc: DiscSet, recipe: Model, describer: Describer, options: argparse.Namespace
 ) -> tuple[Shards, Shards, Shards]:
     """Descriptors of queries, references and training images."""
-    describer = recipe.build()
     shards = []
     for split in ("queries", "references", "training"):
         images: Images = getattr(disc, split)

@@ -1,10 +1,12 @@
 """A benchmark's figures with what repeats them: versions, machine, command, date."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,13 +27,16 @@ PACKAGES = (
 )
 
 
-def write(name: str, figures: object, folder: Path = RESULTS) -> Path:
+def write(
+    name: str, figures: object, folder: Path = RESULTS, *, encoder: str | None = None
+) -> Path:
     """Write ``figures`` to ``folder/name.json`` beside a record of how they were made.
 
     Args:
         name: File name without its ending.
         figures: Anything JSON can hold.
         folder: Where to write; the repository's results by default.
+        encoder: Fingerprint of the encoder that the figures depend on.
 
     Returns:
         The file written.
@@ -39,6 +44,8 @@ def write(name: str, figures: object, folder: Path = RESULTS) -> Path:
     record = {
         "command": _command(sys.argv),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": commit(),
+        "encoder": encoder,
         "machine": machine(),
         "versions": versions(),
         "figures": figures,
@@ -55,6 +62,14 @@ def read(name: str, folder: Path = RESULTS) -> dict[str, object]:
     """Read back what ``write`` wrote."""
     record: dict[str, object] = json.loads((folder / f"{name}.json").read_text())
     return record
+
+
+def commit() -> str | None:
+    """The commit of the code that runs, with a plus where files differ; None outside a clone."""
+    words = ["git", "-C", str(BENCHMARKS), "describe", "--always", "--dirty=+", "--abbrev=12"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    return None
 
 
 def machine() -> dict[str, object]:

@@ -39,8 +39,7 @@ from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.encoder import Encoder
 from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.normalize import ScoreNorm
-from sscd_vec.trainer.config import TrainConfig
-from sscd_vec.trainer.trainer import Trainer
+from sscd_vec.trainer import TrainConfig, Trainer
 
 REDUCED = 256
 

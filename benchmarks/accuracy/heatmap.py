@@ -35,6 +35,7 @@ def main() -> None:
     results.write(
         "heatmap",
         {"model": label(asked.model), "encoder": encoder.config.to_dict(), "rows": rows},
+        encoder=encoder.fingerprint,
     )
 
 

@@ -25,9 +25,9 @@ from accuracy.dataset import DiscSet, Images, edits_of_queries, read_disc
 from photos import Photo, find_photos
 from speed.measure import interleaved
 from sscd_vec import Encoder, Normalizer, models
+from sscd_vec.bank.describe import describe_pixels
+from sscd_vec.bank.views import crop_count
 from sscd_vec.normalize import Threshold, calibrate
-from sscd_vec.photos.encode_files import describe_pixels
-from sscd_vec.photos.tiles import crop_count
 
 Views = list[NDArray[np.float32]]  # of each image its crops' descriptors, the whole image first
 RATE = 1e-4
@@ -105,7 +105,7 @@ def main() -> None:
         "rows": rows,
     }
     print(figures)
-    results.write("tiles", figures)
+    results.write("tiles", figures, encoder=encoder.fingerprint)
 
 
 def choose_queries(folder: Path, disc: DiscSet, count: int) -> dict[str, list[str]]:

@@ -30,9 +30,9 @@ from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.checkpoint import load_model, read_checkpoint, write_pretrained
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.normalize import Normalizer, Whitening, calibrate, precision_threshold
-from sscd_vec.trainer.data import find_photos as training_photos
-from sscd_vec.trainer.pixels import StreamedPixels
-from sscd_vec.trainer.whitened_head import pooled_features
+from sscd_vec.trainer.data import find_training_images
+from sscd_vec.trainer.model import pooled_features
+from sscd_vec.trainer.pixels import Storage, StreamedPixels
 
 PRECISION = 0.9
 DEDUP_RATE = 1e-6  # false matches per pair of photos
@@ -112,7 +112,7 @@ def with_blended_head(
         raise ValueError(
             f"expected a share from 0 to 1 and a linear head, got {share:g} and {config.head!r}"
         )
-    photos = StreamedPixels(training_photos(places), config.size)
+    photos = StreamedPixels(find_training_images(places)[0], Storage(config.size))
     count = min(len(photos), HEAD_PHOTOS)
     model = load_model(config, weights)
     features = np.concatenate(list(pooled_features(model, photos, config.size, count)))
@@ -154,7 +154,7 @@ def check(options: argparse.Namespace) -> None:
     }
     print(figures)
     if options.name:
-        print(results.write(options.name, figures))
+        print(results.write(options.name, figures, encoder=encoder.fingerprint))
 
 
 def scored(

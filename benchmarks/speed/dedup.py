@@ -34,14 +34,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 import results
-from accuracy.command_model import label, model_folder
+from accuracy.command_model import label, model_folder, open_encoder
 from accuracy.edits import pixels
 from photos import Photo, find_photos
 from speed.measure import interleaved, resident_mib
 from sscd_vec import Encoder, Normalizer
-from sscd_vec.photos import dedup
-from sscd_vec.photos.dedup_files import find_copies
-from sscd_vec.photos.descriptor_cache import DescriptorCache
+from sscd_vec.bank import Bank
+from sscd_vec.bank.groups import Group, find_pairs, group_pairs
 
 DIM = 512
 LOOP = 300  # images of the Python loop
@@ -72,7 +71,8 @@ def main() -> None:
         if name in asked.parts:
             figures = measure()
             print(name, figures)
-            results.write(f"dedup_{name}", figures)
+            used = open_encoder(asked.model).fingerprint if name == "photos" else None
+            results.write(f"dedup_{name}", figures, encoder=used)
 
 
 def whole_job(sources: list[str], model: str | None, count: int, rounds: int) -> dict[str, object]:
@@ -84,28 +84,23 @@ def whole_job(sources: list[str], model: str | None, count: int, rounds: int) ->
         encoder = Encoder.from_pretrained(ready)
         normalizer = Normalizer.load(ready / "normalizer.safetensors")
         pairs = _make_folder(photos[:count], Path(folder))
-        cached = DescriptorCache(None)
+        cached = Path(place) / "descriptors"
         found: dict[str, set[frozenset[str]]] = {}
 
-        def ours(name: str, cache: DescriptorCache) -> None:
-            copies = find_copies(
-                encoder,
-                normalizer,
-                [Path(folder)],
-                threshold=normalizer.threshold("symmetric"),
-                cache=cache,
-            )
+        def ours(name: str, cache: Path | None) -> None:
+            with Bank(model=encoder, normalizer=normalizer, cache=cache) as bank:
+                bank.add(folder, show_progress=False)
+                copies = bank.duplicates(show_progress=False)
             found[name] = {
-                frozenset((a.name, b.name))
+                frozenset((Path(a.image.id).name, Path(b.image.id).name))
                 for group in copies.groups
-                for paths in [[group.keep.path, *(c.picture.path for c in group.copies)]]
-                for a in paths
-                for b in paths
-                if a != b
+                for a in group.members
+                for b in group.members
+                if a is not b
             }
 
         candidates: dict[str, Callable[[], object]] = {
-            "ours": lambda: ours("ours", DescriptorCache(None)),
+            "ours": lambda: ours("ours", None),
             "ours, cached": lambda: ours("ours, cached", cached),
         }
         missing = {}
@@ -216,9 +211,9 @@ def planted(count: int) -> tuple[NDArray[np.float32], set[tuple[int, ...]]]:
     return z, groups
 
 
-def _groups(z: NDArray[np.float32]) -> list[dedup.Group]:
+def _groups(z: NDArray[np.float32]) -> list[Group]:
     biases = np.zeros(len(z), np.float32)
-    return dedup.group(z, biases, THRESHOLD, dedup.find_pairs(z, biases, THRESHOLD))
+    return group_pairs(z, biases, THRESHOLD, find_pairs(z, biases, THRESHOLD))
 
 
 def _faiss_pairs(z: NDArray[np.float32]) -> object:

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             Path(paths[-1]).write_bytes(photo.read())
         figures = measure(paths, options.rounds)
     print("\n".join(f"{name:40}{value}" for name, value in figures.items()))
-    print(results.write("model_speed", figures, options.results))
+    fingerprint = Encoder.from_pretrained().fingerprint
+    print(results.write("model_speed", figures, options.results, encoder=fingerprint))
 
 
 def measure(paths: Sequence[str], rounds: int) -> dict[str, float | int]:

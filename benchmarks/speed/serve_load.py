@@ -60,7 +60,8 @@ def main() -> None:
             server.terminate()
             server.wait(20)
     print(figures)
-    results.write("serve_load", {"model": label(asked.model), **figures})
+    fingerprint = open_encoder(asked.model).fingerprint
+    results.write("serve_load", {"model": label(asked.model), **figures}, encoder=fingerprint)
 
 
 async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str, object]:

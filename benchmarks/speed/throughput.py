@@ -87,7 +87,7 @@ def run(
         "threads": THREADS,
         "rows": [asdict(speed) for speed in speeds],
     }
-    print(results.write(name, figures, folder))
+    print(results.write(name, figures, folder, encoder=base.fingerprint))
     plot(speeds, folder / f"{name}.svg")
     return speeds
 
@@ -150,7 +150,7 @@ def descriptor_stages(dim: int, size: int, rounds: int) -> list[Speed]:
         flat, milvus = FaissIndex(normalizer), _milvus(folder, normalizer)
         flat.add(ids, references)
         milvus.add(ids, references)
-        milvus.flush()
+        milvus.commit()
         index = paper.index(ready)
         adding: dict[str, Callable[[object], object]] = {
             PAPER: lambda _: paper.index(paper.references(references)),

@@ -1,13 +1,14 @@
 """Training speed, stage by stage, against the straightforward pipeline.
 
-The baseline is the plain training script: each view is decoded and edited by itself with Pillow
-and torchvision's transforms, the network is torch's default (NCHW), the loss an N x N matrix. Ours
-keeps photos decoded, edits whole batches, runs channels_last, and keeps freed memory from step to
-step as ``Trainer.fit`` does (the first of each turn's steps pays for that). Both are float32 and
-run in turn, so only the ratios mean anything. Generated photos are 640 x 480 JPEGs::
+The baseline is the plain training script: each view is edited by itself with Pillow and
+torchvision's transforms, the network is torch's default (NCHW), the loss an N x N matrix. Ours
+edits whole batches, runs channels_last, and keeps freed memory from step to step as ``Trainer.fit``
+does (the first of each turn's steps pays for that). Both start from decoded images, are float32 and
+run in turn, so only the ratios mean anything. Our crops come from stored squares, or, like the
+baseline's, from the images' own pixels. Generated images are 640 x 480 JPEGs::
 
     python benchmarks speed/trainer                      # ResNet-18 at 128 px, generated images
-    python benchmarks speed/trainer --photos photos/ --trunk efficientnet_lite0
+    python benchmarks speed/trainer --images images/ --trunk efficientnet_lite0
 """
 
 import argparse
@@ -15,6 +16,7 @@ import io
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,25 +27,27 @@ from torchvision.transforms import v2
 
 import results
 from speed.measure import interleaved
+from sscd_vec.encoder.images import load_pixels
 from sscd_vec.encoder.model import build_model
+from sscd_vec.files import ImageFile, find_images
 from sscd_vec.kernels import reference
 from sscd_vec.trainer import TrainConfig, Trainer
-from sscd_vec.trainer.allocator import freed_memory_kept
-from sscd_vec.trainer.data import Photo, find_photos
+from sscd_vec.trainer.augment.choices import draw, generator
+from sscd_vec.trainer.augment.geometry import views_of
+from sscd_vec.trainer.augment.overlay import Overlays
 from sscd_vec.trainer.losses import Objective, backward
-from sscd_vec.trainer.overlay import Overlays
-from sscd_vec.trainer.pixels import MemoryPixels
+from sscd_vec.trainer.model import SplitModel, initial_model, normalize
+from sscd_vec.trainer.pixels import MemoryPixels, PixelSource, Storage, freed_memory_kept
 from sscd_vec.trainer.run import Run
-from sscd_vec.trainer.stages import SplitModel
 
-PHOTO_SIZE = (640, 480)
+IMAGE_SIZE = (640, 480)
 STEPS = 3  # steps of each pipeline in a turn
 
 
 def main() -> None:
     """Measure and write ``results/trainer.json``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--photos", help="folder, tar or list; generated images by default")
+    parser.add_argument("--images", help="folder, tar or list; generated images by default")
     parser.add_argument("--trunk", default="resnet18")
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--batch", type=int, default=64, help="source images")
@@ -51,9 +55,9 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="print, do not write results")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        places = options.photos or generate(Path(folder), 2 * options.batch)
-        photos = find_photos(places)[: 2 * options.batch]
-        figures = measure(photos, options.trunk, options.size, options.batch, options.rounds)
+        places = options.images or generate(Path(folder), 2 * options.batch)
+        images = find_images(places)[: 2 * options.batch]
+        figures = measure(images, options.trunk, options.size, options.batch, options.rounds)
     for name, value in figures.items():
         print(f"{name:42s} {value:10.2f}" if isinstance(value, float) else f"{name:42s} {value}")
     if not options.dry:
@@ -61,19 +65,21 @@ def main() -> None:
 
 
 def measure(
-    photos: list[Photo], trunk: str, size: int, batch: int, rounds: int
+    images: list[ImageFile], trunk: str, size: int, batch: int, rounds: int
 ) -> dict[str, object]:
     """Time each stage and the whole step, ours and the baseline's, in turn."""
     config = TrainConfig(
         trunk=trunk, dim=128, size=size, batch=batch, steps=100, optimizer="adamw", entropy_weight=5
     )
     trainer = Trainer(config, device="cpu")
-    pixels = MemoryPixels(photos, config.pixels)
-    batches = trainer.batches(pixels)
-    run = Run(config, torch.device("cpu"), trainer.ranks, 100)
-    baseline = Baseline(config, photos[:batch], trainer.overlays)
+    stored = MemoryPixels(images, Storage(config.pixels))
+    own = MemoryPixels(images, Storage(0, own=True))
+    batches, own_batches = trainer.batches(stored), trainer.batches(own)
+    exact = replace(batches, recipe=trainer.recipe.with_changes({"exact_jitter": 1.0}))
+    run = Run(config, initial_model(config), torch.device("cpu"), trainer.ranks, 100)
+    baseline = Baseline(config, images[:batch], trainer.overlays)
     views = batches(0)
-    normal = run._normalized(views.images)
+    normal = normalize(run.model, views.images)
     split = SplitModel(run.model)
     split.training_mode()
     z = torch.nn.functional.normalize(torch.randn(2 * batch, config.dim), dim=1)
@@ -99,8 +105,10 @@ def measure(
             baseline.step(views.sources)
 
     candidates: dict[str, Callable[[], object]] = {
-        "decode": lambda: MemoryPixels(photos[:batch], config.pixels),
+        "decode": lambda: MemoryPixels(images[:batch], Storage(config.pixels)),
         "augment": lambda: batches(next(step)),
+        "augment, own pixels": lambda: own_batches(next(step)),
+        "augment, exact jitter": lambda: exact(next(step)),
         "augment, image by image": baseline.views,
         "forward": forward,
         "forward and backward": whole_backward,
@@ -125,19 +133,34 @@ def measure(
     figures["views/s: decode"] = batch / times["decode"].median
     figures["backward / forward"] = times["forward and backward"].median / times["forward"].median
     figures["augment, part of our step"] = STEPS * times["augment"].median / times["step"].median
+    for name, source in (("stored", stored), ("own", own)):
+        figures[f"crops enlarged: {name}"] = enlarged(source, trainer, config)
     figures["speedup: augment"] = times["augment"].speedup_over(times["augment, image by image"])
+    for name in ("augment, own pixels", "augment, exact jitter"):
+        figures[f"speedup: {name}"] = times[name].speedup_over(times["augment, image by image"])
     figures["speedup: loss"] = times["loss"].speedup_over(times["loss, N x N"])
     figures["speedup: step"] = times["step"].speedup_over(times["step, image by image"])
     return figures
 
 
-class Baseline:
-    """What a plain training script does: decode and edit each view by itself, N x N loss."""
+def enlarged(source: PixelSource, trainer: Trainer, config: TrainConfig) -> float:
+    """Fraction of one epoch's crops that have fewer pixels than the view they become."""
+    decoded = source.take(np.arange(len(source)))
+    choices = draw(trainer.recipe, len(source), generator(config.seed, 0))
+    to_image = views_of(choices, decoded.aspects).to_image[:, :, :2]
+    sides = np.array([(pixels.shape[1], pixels.shape[0]) for pixels in decoded.pixels])
+    detail = np.linalg.norm(to_image, axis=2) * sides / config.size
+    return float((detail.prod(axis=1) < 1).mean())
 
-    def __init__(self, config: TrainConfig, photos: list[Photo], overlays: Overlays) -> None:
+
+class Baseline:
+    """What a plain training script does: edit each view by itself, N x N loss."""
+
+    def __init__(self, config: TrainConfig, images: list[ImageFile], overlays: Overlays) -> None:
         """Prepare the network and torchvision's transforms with the advanced set's strengths."""
         size = config.size
-        self._photos, self._overlays = photos, overlays
+        self._images = [Image.fromarray(load_pixels(image)) for image in images]
+        self._overlays = overlays
         self._model = build_model(config.encoder, zero_init_residual=True).train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), 1e-3)
         self._blur = v2.GaussianBlur(size // 10 * 2 + 1, (size / 224, 5 * size / 224))
@@ -152,8 +175,8 @@ class Baseline:
         )
 
     def views(self) -> Tensor:
-        """Two views of every photo, first views first."""
-        return torch.stack([self._view(photo) for _ in range(2) for photo in self._photos])
+        """Two views of every image, first views first."""
+        return torch.stack([self._view(image) for _ in range(2) for image in self._images])
 
     def step(self, sources: Tensor) -> None:
         """One training step."""
@@ -162,8 +185,7 @@ class Baseline:
         torch.autograd.backward(reference.sscd_loss(z, sources, 0.05, 5.0).total)
         self._optimizer.step()
 
-    def _view(self, photo: Photo) -> Tensor:
-        image = Image.open(io.BytesIO(photo.read())).convert("RGB")
+    def _view(self, image: Image.Image) -> Tensor:
         if random.random() < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if random.random() < 0.05:
@@ -177,6 +199,7 @@ class Baseline:
                 sprite = make(random.randrange(2**31), size)
                 layer = Image.fromarray((sprite * 255).astype(np.uint8), "RGBA")
                 place = (random.randrange(image.width), random.randrange(image.height))
+                image = image.copy()
                 image.paste(layer, place, layer)
         if random.random() < 0.05:
             image = image.rotate(random.uniform(0, 360))
@@ -202,11 +225,11 @@ def naive_loss(z: Tensor, sources: Tensor) -> Tensor:
 
 
 def generate(folder: Path, count: int) -> Path:
-    """Write JPEGs of random shapes on noise, about as hard to decode as photos."""
+    """Write JPEGs of random shapes on noise, about as hard to decode as photographs."""
     for seed in range(count):
         noise = np.random.default_rng(seed)
         coarse = noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-        image = Image.fromarray(coarse).resize(PHOTO_SIZE)
+        image = Image.fromarray(coarse).resize(IMAGE_SIZE)
         pen = ImageDraw.Draw(image)
         for x, y, w, h in noise.integers(0, 300, (12, 4)).tolist():
             pen.ellipse((x, y, x + w, y + h), fill=tuple(noise.integers(0, 256, 3).tolist()))

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 
 from accuracy.dataset import read_disc
 from release import ship_model
+from sscd_vec.bank.views import crops
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.checkpoint import load_model, read_checkpoint, write_pretrained
 from sscd_vec.encoder.images import load_pixels
 from sscd_vec.encoder.model import SSCDModel
+from sscd_vec.files import find_images
 from sscd_vec.normalize import Normalizer, Whitening, precision_threshold
-from sscd_vec.photos.tiles import crops
-from sscd_vec.trainer.data import find_photos
-from sscd_vec.trainer.pixels import MemoryPixels
-from sscd_vec.trainer.validation import encode, squares
+from sscd_vec.trainer.model import encode
+from sscd_vec.trainer.pixels import MemoryPixels, Storage, as_squares
 
 
 def test_check_counts_accepted_pairs(
@@ -96,8 +96,8 @@ def test_a_photo_under_two_names_is_left_out() -> None:
 
 def features_of(model: SSCDModel, photos: Path) -> NDArray[np.float32]:
     size = model.config.size
-    pixels = MemoryPixels(find_photos(photos), size).take(np.arange(40)).pixels
-    return encode(model, squares(pixels, size), model.pooled)
+    pixels = MemoryPixels(find_images(photos), Storage(size)).take(np.arange(40)).tensors()
+    return encode(model, as_squares(pixels, size), model.pooled)
 
 
 def test_a_whole_share_makes_the_head_the_shrunk_whitening_of_the_trunk(
