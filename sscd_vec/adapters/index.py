@@ -324,7 +324,7 @@ class Index(ABC):
                 raise ValueError(
                     f"threshold: expected a number, None or 'calibrated', got {threshold!r}"
                 )
-            return self._normalizer.threshold("search")
+            return self._normalizer.threshold("search", len(self))
         if not isinstance(threshold, float | int | np.number) or not np.isfinite(threshold):
             raise ValueError(
                 f"threshold: expected a finite score or 'calibrated', got {threshold!r}"

@@ -41,8 +41,9 @@ from threatexchange.signal_type.index import (
 
 from sscd_vec.adapters.faiss import FaissIndex
 from sscd_vec.adapters.faiss.settings import sidecar_path
+from sscd_vec.adapters.matches import Match
 from sscd_vec.encoder import Encoder
-from sscd_vec.normalize import Kind, Normalizer
+from sscd_vec.normalize import Kind, Normalizer, Proof
 
 T = TypeVar("T")
 Float32 = NDArray[np.float32]
@@ -52,6 +53,8 @@ PREFIX = "sscd:1"
 FINGERPRINT = 16  # hexadecimal digits of each fingerprint in a signal
 MAGIC = b"SSCDTX1\n"
 BLOCK = 4096
+OUTSIDE = "outside"  # in an entry's metadata: whether it lies outside what the normalizer knows
+EQUAL = 1 - 2e-6  # cosine of two equal signals, after rounding
 
 _loading = threading.Lock()
 
@@ -95,14 +98,24 @@ class SSCDSignal(signal_base.SimpleSignalType, signal_base.BytesHasher):
     def compare_hash(cls, hash1: str, hash2: str) -> signal_base.SignalComparisonResult:
         """Compare two signals of which neither is the query: the lower of both directed scores.
 
-        A match reaches the threshold calibrated for that (kind ``"symmetric"``), or without one
-        that of searches, which is stricter for this score. The distance is ``1 - score``.
+        A match is a *copy* (``Normalizer.judge``, kind ``"symmetric"``, or without a threshold for
+        it that of searches, which is stricter for this score). Two documents, charts or screens
+        look alike to the model and a signal has no pixels to tell: the verdict is *unsure*, and
+        they match only if the signals are equal. The distance is ``1 - score``.
         """
         rules = normalizer()
-        a, b = from_signals([hash1, hash2])
-        score = float(rules.symmetric_scores(a[None], b[None])[0, 0])
+        whitened = rules.whiten(from_signals([hash1, hash2]))
+        score = float(whitened[0] @ whitened[1] - rules.whitened_biases(whitened).max())
         kind: Kind = "symmetric" if "symmetric" in rules.thresholds else "search"
-        return signal_base.SignalComparisonResult(score >= rules.threshold(kind), _distance(score))
+        verdict = rules.judge(
+            score,
+            kind=kind,
+            in_doubt=bool(rules.outside(whitened).flags.all()),
+            proof=Proof(True, "equal signals") if hash1.strip() == hash2.strip() else None,
+        )
+        if verdict.threshold is None:
+            rules.threshold(kind)  # says what to calibrate
+        return signal_base.SignalComparisonResult(verdict.grade == "copy", _distance(score))
 
     @staticmethod
     def get_examples() -> list[str]:
@@ -130,7 +143,10 @@ class SSCDIndex(SignalTypeIndex[T]):
         while block := list(islice(remaining, BLOCK)):
             begin = len(self._entries)
             rows = from_signals([signal for signal, _ in block])
-            self._index.add(np.arange(begin, begin + len(block)), rows)
+            rules = self._index.normalizer
+            flags = rules.outside(rules.whiten(rows)).flags.tolist()
+            metadata = [{OUTSIDE: flag} for flag in flags] if rules.domain is not None else None
+            self._index.add(np.arange(begin, begin + len(block)), rows, metadata)
             self._entries.extend(entry for _, entry in block)
 
     def query(self, query: str) -> Sequence[IndexMatch[T]]:
@@ -141,14 +157,22 @@ class SSCDIndex(SignalTypeIndex[T]):
         """Entries that match each of many signals: one search for all.
 
         ``""``, which stands for an image that could not be hashed, matches nothing: ``tx match``
-        asks for it, and an error would leave out all images that follow.
+        asks for it, and an error would leave out all images that follow. Between two documents,
+        charts or screens only equal signals match, as in ``SSCDSignal.compare_hash``.
         """
-        found = self._index.range_search(from_signals(filter(None, queries)), "calibrated")
-        rows = iter(found)
+        rows = from_signals(filter(None, queries))
+        rules = self._index.normalizer
+        whitened = rules.whiten(rows) if len(rows) else np.empty((0, rules.dim), np.float32)
+        outside, biases = rules.outside(whitened).flags, rules.whitened_biases(whitened)
+        found = zip(self._index.range_search(rows, "calibrated"), outside, biases, strict=True)
+        certain = iter(
+            [match for match in one if not _alike(match, flag) or match.score + bias >= EQUAL]
+            for one, flag, bias in found
+        )
         return [
             [
                 IndexMatch[T](_distance(match.score), self._entries[int(match.id)])
-                for match in (next(rows) if query else ())
+                for match in (next(certain) if query else ())
             ]
             for query in queries
         ]
@@ -268,6 +292,11 @@ def _header() -> str:
     rules = normalizer()
     made_by = (rules.encoder or "unknown")[:FINGERPRINT]
     return f"{PREFIX}:{made_by}:{rules.reference_fingerprint[:FINGERPRINT]}"
+
+
+def _alike(match: Match, is_outside: bool) -> bool:
+    """Whether both lie outside what the normalizer knows, as far as anybody can say."""
+    return is_outside and (match.metadata or {}).get(OUTSIDE) is not False
 
 
 def _distance(score: float) -> SignalSimilarityInfoWithSingleDistance[float]:

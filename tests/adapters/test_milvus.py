@@ -33,9 +33,9 @@ from sscd_vec.adapters.milvus import (
     storage,
 )
 from sscd_vec.adapters.milvus.connection import Connection
-from sscd_vec.adapters.milvus.rows import KEY_BYTES, key_blocks
+from sscd_vec.adapters.milvus.rows import KEY_BYTES, Part, key_blocks
 from sscd_vec.adapters.milvus.search import Page, Request, banded, growing
-from sscd_vec.adapters.milvus.settings import ForeignCollection, Settings
+from sscd_vec.adapters.milvus.settings import ForeignCollection, Settings, VectorType
 from sscd_vec.normalize import FingerprintMismatch, Normalizer
 
 from .conftest import DIM, Photos, unit
@@ -910,15 +910,9 @@ def test_bulk_files_are_imported_by_a_real_server(
     assert index.write_bulk_files([], tmp_path / "none") == []
     assert len(files) == 1 and all(Path(name).suffix == f".{file_type}" for name in files[0])
     assert len(index) == 0, "nothing is sent"
-    client: MilvusClient = index._storage.connection.client
-    for group in files:
-        handler = client._get_connection()
-        task = handler.do_bulk_insert(index.name, "", group)
-        deadline = time.monotonic() + 60
-        while (state := handler.get_bulk_insert_state(task)).row_count < 600:
-            assert time.monotonic() < deadline and "ailed" not in state.state_name, state.infos
-            time.sleep(0.2)
-    index._storage.call("flush")
+    assert index.import_files(files, timeout=60) == 600
+    with pytest.raises(MilvusError, match=r"import_files: .*gone"):
+        index.import_files([[str(tmp_path / f"gone.{file_type}")]], timeout=60)
     deadline = time.monotonic() + 60
     while len(index) < 600 and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -1005,3 +999,65 @@ def test_two_that_create_at_once_get_one_collection(
         thread.join()
     assert not failures and len(both[0]) == 600
     both[0].drop()
+
+
+@pytest.mark.parametrize("vector_type", ["float16", "bfloat16"])
+def test_half_precision_is_sent_and_read_as_such(
+    normalizer: Normalizer, photos: Photos, vector_type: VectorType
+) -> None:
+    settings = Settings.choose(normalizer, "ip", "HNSW", None, "str", vector_type)
+    assert Settings.read({"properties": settings.properties}, "c").vector_type == vector_type
+    (field,) = [f for f in settings.schema(64).fields if f.name == "vector"]
+    assert field.dtype.name == f"{vector_type.upper()}_VECTOR"
+    vectors = normalizer.references(photos.references)
+    part = Part(["a"], vectors[:1], None, 1)
+    sent = part.entities(settings)[0]["vector"]
+    assert sent.dtype == vector_type and sent.nbytes == 2 * settings.dim
+    read = settings.decoded([row.tobytes() for row in settings.encoded(vectors)])
+    np.testing.assert_allclose(read, vectors, atol=1e-3 if vector_type == "float16" else 4e-3)
+
+
+@pytest.mark.parametrize(
+    ("index_type", "vector_type", "version", "needed"),
+    [
+        ("HNSW", "float16", "2.3.5-lite", "2.4"),
+        ("HNSW", "bfloat16", "v2.3.20", "2.4"),
+        ("IVF_RABITQ", "float32", "2.5.4", "2.6"),
+    ],
+)
+def test_what_a_server_does_not_have_yet_is_refused(
+    normalizer: Normalizer, index_type: str, vector_type: VectorType, version: str, needed: str
+) -> None:
+    settings = Settings.choose(normalizer, "ip", index_type, None, "str", vector_type)
+    with pytest.raises(ValueError, match=f"needs Milvus {needed} or newer, this server is"):
+        settings.check_server(version)
+    settings.check_server("2.6.0")
+    settings.check_server("v3.1")
+
+
+def test_lite_has_float32_only(lite: str, normalizer: Normalizer, photos: Photos) -> None:
+    with MilvusCollection(lite, "c", normalizer, vector_type="float16") as made:
+        with pytest.raises(ValueError, match="Milvus Lite has float32 only"):
+            made.add(photos.ids, photos.references)
+    with pytest.raises(ValueError, match="vector_type: expected one of"):
+        MilvusCollection(lite, "c", normalizer, vector_type="int8")  # type: ignore[arg-type]
+
+
+def test_searches_of_large_indexes_look_at_enough(normalizer: Normalizer) -> None:
+    rabitq = Settings.choose(normalizer, "ip", "IVF_RABITQ", {"nlist": 4096}, "str")
+    assert rabitq.params == {"nlist": 4096, "refine": True, "refine_type": "SQ8"}
+    assert rabitq.search_params(10, {"nprobe": 128})["params"] == {"nprobe": 128, "refine_k": 8}
+    disk = Settings.choose(normalizer, "ip", "DISKANN", None, "str")
+    assert disk.search_params(500, {})["params"] == {"search_list": 500}
+
+
+@pytest.mark.parametrize(
+    "options", [{"vector_type": "float16"}, {"index_type": "IVF_RABITQ"}], ids=str
+)
+def test_a_real_server_is_asked_for_its_version(
+    server: MilvusProcess, normalizer: Normalizer, photos: Photos, options: dict[str, Any]
+) -> None:
+    with MilvusCollection(server.uri, "half", normalizer, token=TOKEN, **options) as made:
+        with pytest.raises(ValueError, match=r"or newer, this server is .*2\.3\.5"):
+            made.add(photos.ids, photos.references)
+        assert len(made) == 0

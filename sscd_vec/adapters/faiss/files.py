@@ -299,8 +299,9 @@ def read_index(path: Path, mmap: bool, factory: str) -> faiss.Index:
         except (RuntimeError, MemoryError) as error:
             raise IndexFileError(f"{path}: FAISS cannot read it ({error})") from error
     # Two ways to map in FAISS: one for inverted lists, though not of every layout, and a newer one
-    # for flat and graph storage, which at least reads those.
+    # for flat and graph storage, which at least reads those. The first would read what refines.
     ways = ("IO_FLAG_MMAP", "IO_FLAG_MMAP_IFC") if "IVF" in factory else ("IO_FLAG_MMAP_IFC",)
+    ways = ways[::-1] if "Refine" in factory else ways
     refusals = []
     for way in ways:
         try:

@@ -224,6 +224,11 @@ class FaissIndex(Index):
             self._storage.train(vectors)
         return self
 
+    @property
+    def training_rows(self) -> int:
+        """How many descriptors ``train`` should get; 0 if it needs none any more."""
+        return types.training_rows(self._storage.index)
+
     def compact(self) -> int:
         """Take the vectors of removed rows out: in place where the type can, else by rebuilding.
 

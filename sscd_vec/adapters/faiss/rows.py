@@ -6,7 +6,7 @@ one step.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -231,6 +231,32 @@ class RowTable:
         metadata = None if self._metadata is None else self._metadata.compacted(alive)
         return RowTable(self.id_type, ids, metadata)
 
+    @classmethod
+    def joined(cls, tables: Sequence["RowTable"]) -> "RowTable":
+        """The rows of several tables, one after the other.
+
+        Raises:
+            ValueError: If their ids are of two types, or one is in two of them.
+        """
+        tables = [table for table in tables if len(table)]
+        kinds = {table.id_type for table in tables}
+        if len(kinds) > 1:
+            raise ValueError(f"ids: expected all str or all int, got {sorted(map(str, kinds))}")
+        keys = [np.array([hash(i) for i in table.row_of], np.int64) for table in tables]
+        for table in tables:
+            table._row_of = None  # of millions: made again if anybody asks
+        if keys and len(np.unique(np.concatenate(keys))) < sum(map(len, keys)):
+            raise ValueError("ids: expected every id in one part only, got one in two of them")
+        parts = [table.arrays() for table in tables]
+        starts = np.cumsum([0, *map(len, tables)]).tolist()
+        names = sorted({name for part in parts for name in part})
+        if any("metadata.data" in name for name in names):
+            for table, part in zip(tables, parts, strict=True):
+                part.setdefault("metadata.data", np.empty(0, np.uint8))
+                part.setdefault("metadata.offsets", np.zeros(len(table) + 1, np.int64))
+        made = {name: _stacked([part[name] for part in parts], name, starts) for name in names}
+        return cls.from_arrays(made)
+
     def arrays(self) -> Arrays:
         """Everything, as arrays for a file."""
         arrays: Arrays = {"dead": np.array(sorted(self.dead), dtype=np.int64)}
@@ -270,6 +296,16 @@ class RowTable:
             self._metadata.check(rows)
         if self.dead and not (0 <= min(self.dead) and max(self.dead) < rows):
             raise ValueError("rows are dead that do not exist")
+
+
+def _stacked(arrays: list[NDArray[Any]], name: str, starts: list[int]) -> NDArray[Any]:
+    """Arrays of several tables as one; offsets go on counting, row numbers too."""
+    if name == "dead":
+        arrays = [array + start for array, start in zip(arrays, starts[:-1], strict=True)]
+    elif name.endswith("offsets"):
+        ends = np.cumsum([0, *(int(array[-1]) for array in arrays)])
+        arrays = [a[:-1] + e for a, e in zip(arrays, ends[:-1], strict=True)] + [ends[-1:]]
+    return np.concatenate(arrays)
 
 
 def encoded(metadata: list[Metadata | None] | None) -> list[str] | None:

@@ -20,6 +20,8 @@ LARGEST_BLOCK = 65_536  # rows
 # What lies between the transform and the index stays in the cache: flat storage takes a quarter
 # more per second than in blocks of 65 536.
 BLOCK = 8192
+TRAINING_ROWS = 65_536  # for quantizers of 256 values
+TRAINED_PER_LIST = 64
 PROBED_LISTS, EF_SEARCH, REFINED = 16, 64, 8
 EXACT = {"IndexFlat", "IndexFlatIP", "IndexFlatL2", "IndexIVFFlat"}
 PROBES = 8
@@ -70,6 +72,17 @@ def added_at_once(index: faiss.Index) -> int:
     if isinstance(inner, faiss.IndexRefine):
         inner = innermost(inner.base_index)
     return LARGEST_BLOCK if "NSG" in type(inner).__name__ else BLOCK
+
+
+def training_rows(index: faiss.Index) -> int:
+    """How many vectors are enough to train on; 0 if it is trained.
+
+    k-means in FAISS wants 39 per centroid at least and uses 256 at most.
+    """
+    if index.is_trained:
+        return 0
+    lists = faiss.try_extract_index_ivf(index)
+    return max(TRAINING_ROWS, 0 if lists is None else TRAINED_PER_LIST * int(lists.nlist))
 
 
 def search_parameters(index: faiss.Index) -> dict[str, float]:
@@ -154,15 +167,18 @@ def without_id_map(index: faiss.Index, ids: Any) -> tuple[faiss.Index, Any]:  # 
 
 
 def keeps_vectors(index: faiss.Index) -> bool:
-    """Whether the type can give its vectors back as they were added."""
-    return type(_storing(index)).__name__ in EXACT
+    """Whether the type can give its vectors back as they were added, or rounded to 16 bits."""
+    storing = _storing(index)
+    half = getattr(getattr(storing, "sq", None), "qtype", None) == faiss.ScalarQuantizer.QT_fp16
+    return type(storing).__name__ in EXACT or (half and not hasattr(storing, "nlist"))
 
 
 @contextmanager
 def findable_rows(index: faiss.Index) -> Iterator[None]:
     """Within the block, lists know where each row is; afterwards they are as they were."""
     lists: Any = faiss.try_extract_index_ivf(index)
-    if lists is None or not lists.direct_map.no():
+    refines = isinstance(faiss.downcast_index(index), faiss.IndexRefine)
+    if refines or lists is None or not lists.direct_map.no():
         yield
         return
     none = lists.direct_map.type
@@ -182,7 +198,9 @@ def stored_vectors(index: faiss.Index, begin: int, count: int) -> NDArray[np.flo
     try:
         if not keeps_vectors(index):
             raise RuntimeError(f"{type(innermost(index)).__name__} keeps codes, not vectors")
-        vectors: NDArray[np.float32] = index.reconstruct_n(begin, count)
+        outer = faiss.downcast_index(index)
+        keeper = outer.refine_index if isinstance(outer, faiss.IndexRefine) else outer
+        vectors: NDArray[np.float32] = keeper.reconstruct_n(begin, count)
     except RuntimeError as error:
         raise ValueError(
             f"the descriptors cannot be had back from this index ({error}); encode the images again"

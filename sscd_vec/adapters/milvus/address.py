@@ -60,7 +60,7 @@ class Address:
             # What stands where a port should may be a password, if the @host was forgotten.
             raise ValueError(
                 "uri: expected scheme://user:password@host:port/database, got no host, or a port "
-                "that is no number up to 65535"
+                "that is not a number up to 65535"
             )
         bare = urlunsplit((parts.scheme, place, "", "", ""))
         database = db_name or parts.path.strip("/").partition("/")[0]

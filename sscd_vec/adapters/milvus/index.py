@@ -1,7 +1,7 @@
 """``MilvusCollection``: a Milvus Lite file, server or cluster behind the verbs of ``Index``."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,13 @@ from sscd_vec.adapters.milvus import rows as milvus_rows
 from sscd_vec.adapters.milvus.address import Address
 from sscd_vec.adapters.milvus.connection import Connection, closed_on_error
 from sscd_vec.adapters.milvus.search import SERVER_LIMIT, Searcher
-from sscd_vec.adapters.milvus.settings import Params, Settings, require_metric
+from sscd_vec.adapters.milvus.settings import (
+    Params,
+    Settings,
+    VectorType,
+    require_metric,
+    require_vector_type,
+)
 from sscd_vec.adapters.milvus.storage import DEFAULT_PARTITION, Storage, foreign_settings
 from sscd_vec.adapters.plain import require_plain, require_unit
 from sscd_vec.normalize import Metric, Normalizer
@@ -54,6 +60,8 @@ class MilvusCollection(Index):
             ``"IVF_FLAT"``, ``"AUTOINDEX"``, … as Milvus names them.
         index_params: Build parameters, e.g. ``{"M": 32}``.
         search_params: Search parameters, e.g. ``{"ef": 256}``.
+        vector_type: ``"float32"`` (for a new collection, unless said otherwise), ``"float16"`` or
+            ``"bfloat16"``, which take half the memory and need Milvus 2.4.
         partition: All verbs keep to this partition: one per tenant. Made when first written to.
         token: ``"user:password"`` or an API key. Never shown; nor is a password in ``uri``.
         user: Instead of a token, with ``password``.
@@ -85,6 +93,7 @@ class MilvusCollection(Index):
         index_type: str | None = None,
         index_params: Params | None = None,
         search_params: Params | None = None,
+        vector_type: VectorType | None = None,
         partition: str | None = None,
         token: str = "",
         user: str = "",
@@ -98,6 +107,7 @@ class MilvusCollection(Index):
     ) -> None:
         """Connect; open the collection if it exists."""
         require_metric(metric)
+        require_vector_type(vector_type)
         if not 1 <= id_length <= LONGEST_ID:
             raise ValueError(f"id_length: expected 1 to {LONGEST_ID} bytes, got {id_length}")
         address = Address.parse(uri, token=token, user=user, password=password, db_name=db_name)
@@ -110,6 +120,7 @@ class MilvusCollection(Index):
             metric=metric,
             index_type=index_type,
             index_params=index_params,
+            vector_type=vector_type,
             consistency=consistency,
             id_length=id_length,
         )
@@ -255,8 +266,8 @@ class MilvusCollection(Index):
         collection is made if it does not exist, so that the import finds it.
 
         Returns:
-            The files of each import task. Put them where the server reads its storage, then hand
-            each list to Milvus's import (``pymilvus.bulk_writer.bulk_import``).
+            The files of each import task. Put them where the server reads its storage, then give
+            their names there to ``import_files``.
         """
         milvus_rows.require_file_type(file_type)
         if self._plain:
@@ -267,6 +278,11 @@ class MilvusCollection(Index):
             return []
         found = as_ids(first[0], id_type or self._id_type())[1]
         settings = self._storage.ready(found or "str")
+        if settings.vector_type != "float32":
+            raise ValueError(
+                f"write_bulk_files: expected a collection of float32, got {settings.vector_type}; "
+                "add the batches instead"
+            )
         with milvus_rows.BulkFiles(settings, Path(folder), file_type, chunk_bytes) as files:
             for ids, descriptors, metadata in chain([first], triples):
                 rows, _ = as_rows(ids, descriptors, metadata, settings.id_type)
@@ -274,6 +290,25 @@ class MilvusCollection(Index):
                 for part in milvus_rows.parts(rows, self._references, settings):
                     files.append(part)
         return files.files
+
+    def import_files(self, files: Sequence[Sequence[str]], *, timeout: float = 3600.0) -> int:
+        """Let the server import what ``write_bulk_files`` wrote, and wait until it is there.
+
+        Args:
+            files: The files of each task, as the server's storage names them.
+            timeout: Seconds for all of them.
+
+        Returns:
+            Rows imported.
+
+        Raises:
+            MilvusError: If the server refuses a file or is not done in time, with its reason.
+        """
+        self._storage.readable()
+        self._storage.opened()
+        rows = self._storage.import_files(files, timeout)
+        self.commit()
+        return rows
 
     # ------------------------------------------------------------------ searching
 

@@ -14,6 +14,7 @@ from sscd_vec.adapters.arguments import INT64, Float32, Rows, padded, to_json
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.adapters.milvus.settings import ID, Settings
 from sscd_vec.files import writing
+from sscd_vec.shards import arrow
 
 FileType = Literal["parquet", "json"]
 
@@ -47,7 +48,7 @@ class Part(NamedTuple):
     def entities(self, settings: Settings) -> list[dict[str, Any]]:
         """The rows as Milvus takes them."""
         key, vector = settings.id_field, settings.vector_field
-        pairs = zip(self.ids, self.vectors, strict=True)
+        pairs = zip(self.ids, settings.encoded(self.vectors), strict=True)
         if self.metadata is None:
             return [{key: i, vector: row} for i, row in pairs]
         return [
@@ -171,7 +172,7 @@ class BulkFiles:
         """
         self._write = {"parquet": _write_parquet, "json": _write_json}[file_type]
         if file_type == "parquet":
-            _arrow()
+            arrow(extra="milvus-bulk")
         self._settings, self._file_type, self._chunk_bytes = settings, file_type, chunk_bytes
         self._folder = folder / str(uuid.uuid4())
         self._waiting: list[Part] = []
@@ -219,24 +220,24 @@ def require_file_type(file_type: FileType) -> None:
 
 def _write_parquet(path: Path, parts: list[Part], settings: Settings) -> None:
     """Columns as Milvus's importer expects them: key, list of floats, metadata as JSON text."""
-    arrow, parquet = _arrow()
+    pa, parquet = arrow()
     names = [settings.id_field, settings.vector_field, "$meta"]
     kinds = [
-        arrow.string() if settings.id_type == "str" else arrow.int64(),
-        arrow.list_(arrow.float32()),
-        arrow.string(),
+        pa.string() if settings.id_type == "str" else pa.int64(),
+        pa.list_(pa.float32()),
+        pa.string(),
     ]
-    schema = arrow.schema(list(zip(names, kinds, strict=True)))
+    schema = pa.schema(list(zip(names, kinds, strict=True)))
     group = max(1, GROUP_BYTES * sum(len(p.ids) for p in parts) // sum(p.size for p in parts))
     with writing(path) as file, parquet.ParquetWriter(file, schema) as writer:
         for part in parts:
             offsets = np.arange(len(part.ids) + 1, dtype=np.int32) * settings.dim
             columns = [
-                arrow.array(part.ids, kinds[0]),
-                arrow.ListArray.from_arrays(offsets, arrow.array(part.vectors.ravel())),
-                arrow.array(_metadata_texts(part), kinds[2]),
+                pa.array(part.ids, kinds[0]),
+                pa.ListArray.from_arrays(offsets, pa.array(part.vectors.ravel())),
+                pa.array(_metadata_texts(part), kinds[2]),
             ]
-            writer.write_table(arrow.table(columns, schema=schema), row_group_size=group)
+            writer.write_table(pa.table(columns, schema=schema), row_group_size=group)
 
 
 def _write_json(path: Path, parts: list[Part], settings: Settings) -> None:
@@ -256,14 +257,3 @@ def _metadata_texts(part: Part) -> list[str]:
     if part.metadata is None:
         return ["{}"] * len(part.ids)
     return [to_json(more) if more else "{}" for more in part.metadata]
-
-
-def _arrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError(
-            "Parquet files need pyarrow: pip install 'sscd-vec[milvus-bulk]'; or write JSON files"
-        ) from error
-    return pyarrow, pyarrow.parquet

@@ -149,7 +149,7 @@ class Searcher:
         together = bool(self._metadata and not self._apart and settings.metadata_fields)
         found = storage.call(
             "search",
-            data=vectors,
+            data=self._settings.encoded(vectors),
             anns_field=settings.vector_field,
             limit=request.limit,
             filter=" and ".join(filters),

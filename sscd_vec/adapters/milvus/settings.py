@@ -6,18 +6,22 @@ there the settings come from its schema.
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
+from numpy.typing import NDArray
 from pymilvus import CollectionSchema, DataType, MilvusClient
 
-from sscd_vec.adapters.arguments import IdType, check_fingerprint
+from sscd_vec.adapters.arguments import Float32, IdType, check_fingerprint
 from sscd_vec.normalize import Metric, Normalizer
 
 PROPERTY = "sscd_vec"
 FORMAT = 1
 ID, VECTOR, METADATA = "id", "vector", "$meta"
+VectorType = Literal["float32", "float16", "bfloat16"]
 IndexType = Literal["FLAT", "HNSW", "IVF_FLAT", "IVF_SQ8", "IVF_PQ", "AUTOINDEX"] | str
 Params = Mapping[str, Any]
 
@@ -27,6 +31,7 @@ BUILD: dict[str, dict[str, Any]] = {
     "IVF_FLAT": {"nlist": 128},
     "IVF_SQ8": {"nlist": 128},
     "IVF_PQ": {"nlist": 128, "m": 32, "nbits": 8},
+    "IVF_RABITQ": {"nlist": 1024, "refine": True, "refine_type": "SQ8"},
 }
 SEARCH: dict[str, dict[str, Any]] = {
     "HNSW": {"ef": 128},
@@ -34,9 +39,27 @@ SEARCH: dict[str, dict[str, Any]] = {
     "IVF_FLAT": {"nprobe": 16},
     "IVF_SQ8": {"nprobe": 16},
     "IVF_PQ": {"nprobe": 16},
+    "IVF_RABITQ": {"nprobe": 64, "refine_k": 8},
+    "DISKANN": {"search_list": 100},
+}
+# The first server that has it; what is not here all of them have.
+SINCE: dict[str, tuple[int, int]] = {
+    "float16": (2, 4),
+    "bfloat16": (2, 4),
+    "HNSW_SQ": (2, 5),
+    "HNSW_PQ": (2, 5),
+    "IVF_RABITQ": (2, 6),
+}
+_FIELDS = {
+    "float32": DataType.FLOAT_VECTOR,
+    "float16": DataType.FLOAT16_VECTOR,
+    "bfloat16": DataType.BFLOAT16_VECTOR,
 }
 EXACT = {"FLAT", "GPU_BRUTE_FORCE", "BRUTE_FORCE"}
-_KEPT = ("reference_fingerprint", "metric", "index_type", "id_type", "dim", "params", "format")
+_KEPT = (
+    "reference_fingerprint", "metric", "index_type", "id_type", "dim", "params", "format",
+    "vector_type",
+)  # fmt: skip
 LITE = ("FLAT", "HNSW", "HNSW_SQ", "IVF_FLAT", "IVF_SQ8", "AUTOINDEX", "BRUTE_FORCE")
 
 
@@ -61,6 +84,7 @@ class Settings:
         metadata_fields: Names of the rest; ``$meta`` stands for all dynamic fields.
         plain: Whether it was adopted and holds plain descriptors.
         makes_ids: Whether Milvus makes up the ids, so that none can be added.
+        vector_type: What a number of a vector is kept as.
     """
 
     reference_fingerprint: str
@@ -75,6 +99,7 @@ class Settings:
     metadata_fields: tuple[str, ...] = (METADATA,)
     plain: bool = False
     makes_ids: bool = False
+    vector_type: VectorType = "float32"
 
     @classmethod
     def choose(
@@ -84,12 +109,21 @@ class Settings:
         index_type: str,
         params: Params | None,
         id_type: IdType,
+        vector_type: VectorType = "float32",
     ) -> "Settings":
         """Settings of a new collection; IVF_PQ gets a dimension its ``m`` divides."""
         built = {**BUILD.get(index_type, {}), **(params or {})}
         dim, parts = normalizer.lifted_dim, int(built.get("m", 1))
         dim = -(-dim // parts) * parts
-        return cls(normalizer.reference_fingerprint, metric, index_type, id_type, dim, built)
+        return cls(
+            normalizer.reference_fingerprint,
+            metric,
+            index_type,
+            id_type,
+            dim,
+            built,
+            vector_type=vector_type,
+        )
 
     @classmethod
     def read(cls, description: Mapping[str, Any], name: str) -> "Settings":
@@ -159,19 +193,25 @@ class Settings:
         )
 
     def check(
-        self, normalizer: Normalizer, metric: Metric | None, index_type: str | None, name: str
+        self,
+        normalizer: Normalizer,
+        metric: Metric | None,
+        index_type: str | None,
+        vector_type: VectorType | None,
+        name: str,
     ) -> None:
-        """Refuse a normalizer, metric or index type other than the collection's.
+        """Refuse a normalizer, metric, index type or vector type other than the collection's.
 
         Raises:
             FingerprintMismatch: If the normalizer is another.
-            ValueError: If the metric or index type is another.
+            ValueError: If one of the others is another.
         """
         where = f"collection {name!r}"
         check_fingerprint(self.reference_fingerprint, normalizer, where)
         for given, stored, what in (
             (metric, self.metric, "metric"),
             (index_type, self.index_type, "index_type"),
+            (vector_type, self.vector_type, "vector_type"),
         ):
             if given is not None and given != stored:
                 raise ValueError(
@@ -190,6 +230,53 @@ class Settings:
                 f"index_type: expected one that Milvus Lite has ({', '.join(LITE)}), got "
                 f"{self.index_type!r}; choose one of these, or a server"
             )
+        if self.vector_type != "float32":
+            raise ValueError(
+                f"vector_type: Milvus Lite has float32 only, got {self.vector_type!r}; leave it "
+                "out, or use a server"
+            )
+
+    def check_server(self, version: str) -> None:
+        """Refuse what a server of this version does not have.
+
+        Raises:
+            ValueError: Naming the first that does.
+        """
+        found = re.match(r"v?(\d+)\.(\d+)", version)
+        if found is None:  # a version without a number: let the server say it
+            return
+        has = int(found[1]), int(found[2])
+        for name, what in ((self.vector_type, "vector_type"), (self.index_type, "index_type")):
+            since = SINCE.get(name, has)
+            if has < since:
+                raise ValueError(
+                    f"{what}: {name} needs Milvus {since[0]}.{since[1]} or newer, this server is "
+                    f"{version}; choose another, or update the server"
+                )
+
+    def encoded(self, vectors: Float32) -> NDArray[Any]:
+        """Vectors as they are sent.
+
+        Raises:
+            ImportError: bfloat16 needs a package that numpy does without.
+        """
+        return vectors.astype(self._dtype, copy=False)
+
+    def decoded(self, vectors: Sequence[Any]) -> Float32:
+        """Vectors as they come back: numbers, or bytes of 16 bits each."""
+        if vectors and isinstance(vectors[0], bytes):
+            vectors = [np.frombuffer(vector, self._dtype) for vector in vectors]
+        return np.array(vectors).astype(np.float32)
+
+    @property
+    def _dtype(self) -> Any:  # noqa: ANN401 - numpy has no bfloat16 of its own
+        if self.vector_type != "bfloat16":
+            return np.dtype(self.vector_type)
+        try:
+            from ml_dtypes import bfloat16
+        except ImportError as error:
+            raise ImportError("bfloat16 vectors need ml_dtypes: pip install ml-dtypes") from error
+        return np.dtype(bfloat16)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -204,7 +291,7 @@ class Settings:
             schema.add_field(ID, DataType.VARCHAR, is_primary=True, max_length=id_length)
         else:
             schema.add_field(ID, DataType.INT64, is_primary=True)
-        schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=self.dim)
+        schema.add_field(VECTOR, _FIELDS[self.vector_type], dim=self.dim)
         return schema
 
     def index_params(self, lite: bool) -> Any:  # noqa: ANN401 (a pymilvus type without a name)
@@ -221,8 +308,9 @@ class Settings:
     def search_params(self, k: int, given: Params, **bounds: float) -> dict[str, Any]:
         """Parameters of one search for ``k`` neighbours, with range bounds if any."""
         params = {**SEARCH.get(self.index_type, {}), **given, **bounds}
-        if "ef" in params:  # Milvus refuses ef < k
-            params["ef"] = max(int(params["ef"]), k)
+        for width in ("ef", "search_list"):  # Milvus refuses less than k
+            if width in params:
+                params[width] = max(int(params[width]), k)
         return {"metric_type": self.metric.upper(), "params": params}
 
 
@@ -234,6 +322,18 @@ def require_metric(metric: Metric | None) -> None:
     """
     if metric is not None and metric not in get_args(Metric):
         raise ValueError(f"metric: expected one of {get_args(Metric)}, got {metric!r}")
+
+
+def require_vector_type(vector_type: VectorType | None) -> None:
+    """Refuse what is not a type of vector; None is whatever the collection has.
+
+    Raises:
+        ValueError: Naming the three there are.
+    """
+    if vector_type is not None and vector_type not in get_args(VectorType):
+        raise ValueError(
+            f"vector_type: expected one of {get_args(VectorType)}, got {vector_type!r}"
+        )
 
 
 def longest_id(description: Mapping[str, Any], id_field: str, otherwise: int) -> int:

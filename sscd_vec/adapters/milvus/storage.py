@@ -4,14 +4,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from sscd_vec.adapters.arguments import INT64, Batch, IdType, require_id_length
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.adapters.milvus.address import require_folder_name
 from sscd_vec.adapters.milvus.connection import Connection, MilvusError
 from sscd_vec.adapters.milvus.rows import Part, in_expression, key_blocks
-from sscd_vec.adapters.milvus.settings import VECTOR, Params, Settings, longest_id
+from sscd_vec.adapters.milvus.settings import (
+    SINCE,
+    VECTOR,
+    Params,
+    Settings,
+    VectorType,
+    longest_id,
+)
 from sscd_vec.normalize import Metric, Normalizer
 
 DEFAULT_PARTITION = "_default"
@@ -19,6 +24,7 @@ LITE_UNFLUSHED = 1000  # rows Lite may walk in Python before a search is worth a
 METADATA_KEYS = 512  # ids whose metadata, of 64 KB at most on a server, fit into one message
 # A server (2.3) cannot read the one in a filter, and finds nothing for the other.
 UNFINDABLE = (int(INT64.min), int(INT64.max))
+IMPORT_PAUSE = 0.2  # seconds between two looks at an import
 INDEX_SECONDS = 5.0  # for another process to give the collection it has just made its index
 
 
@@ -53,6 +59,7 @@ class Storage:
         metric: Metric | None = None,
         index_type: str | None = None,
         index_params: Params | None = None,
+        vector_type: VectorType | None = None,
         consistency: str = "Strong",
         id_length: int = 512,
         adopted: Settings | None = None,
@@ -70,7 +77,7 @@ class Storage:
         self.unflushed = 0
         self._normalizer = normalizer
         self.wanted_metric: Metric = metric or "ip"
-        self._wanted = metric, index_type, index_params
+        self._wanted = metric, index_type, index_params, vector_type
         self._adopted = adopted
         self._partition_exists = False
         if self.call("has_collection"):
@@ -117,12 +124,19 @@ class Storage:
         """The settings of the collection, or those it would be made with."""
         if self.settings is not None:
             return self.settings
-        _, index_type, params = self._wanted
+        _, index_type, params, vector_type = self._wanted
         settings = Settings.choose(
-            self._normalizer, self.wanted_metric, index_type or "FLAT", params, id_type
+            self._normalizer,
+            self.wanted_metric,
+            index_type or "FLAT",
+            params,
+            id_type,
+            vector_type or "float32",
         )
         if self.is_lite:
             settings.check_lite()
+        elif {settings.index_type, settings.vector_type} & SINCE.keys():
+            settings.check_server(str(self.connection.call("get_server_version")))
         return settings
 
     def ready(self, id_type: IdType) -> Settings:
@@ -187,7 +201,7 @@ class Storage:
         )
         while found := pages.next():
             ids = [row.pop(settings.id_field) for row in found]
-            vectors = np.array([row.pop(settings.vector_field) for row in found], np.float32)
+            vectors = settings.decoded([row.pop(settings.vector_field) for row in found])
             yield ids, vectors, [row or None for row in found]
         pages.close()
 
@@ -203,6 +217,25 @@ class Storage:
         verb = "insert" if self.is_lite else "upsert"
         self.call(verb, data=part.entities(settings), partition_name=self.partition)
         self.unflushed += len(part.ids)
+
+    def import_files(self, groups: Sequence[Sequence[str]], timeout: float) -> int:
+        """Start an import of each group and follow all of them to their end."""
+        if self.is_lite:
+            raise MilvusError("import_files: Milvus Lite imports no files; add the batches instead")
+        server = self.connection.client._get_connection()
+        where = "" if self.partition == DEFAULT_PARTITION else self.partition
+        tasks = [server.do_bulk_insert(self.name, where, [*files]) for files in groups]
+        deadline, rows = time.monotonic() + timeout, 0
+        for task, files in zip(tasks, groups, strict=True):
+            while (state := server.get_bulk_insert_state(task)).state_name != "Completed":
+                failed = "ailed" in state.state_name
+                if failed or time.monotonic() > deadline:
+                    why = state.failed_reason if failed else f"not done after {timeout:.0f} s"
+                    raise MilvusError(f"import_files: {', '.join(files)}: {why}")
+                time.sleep(IMPORT_PAUSE)
+            rows += int(state.row_count)
+        self.unflushed += rows
+        return rows
 
     def delete(self, ids: set[Any]) -> None:
         """Delete rows that are there."""
@@ -282,8 +315,8 @@ class Storage:
         settings = self._adopted
         if settings is None:
             settings = Settings.read(description, self.name)
-            metric, index_type, _ = self._wanted
-            settings.check(self._normalizer, metric, index_type, self.name)
+            metric, index_type, _, vector_type = self._wanted
+            settings.check(self._normalizer, metric, index_type, vector_type, self.name)
         try:
             self.call("load_collection")  # a reopened Lite collection is not loaded
         except MilvusError:
