@@ -1,110 +1,46 @@
 """The kernels: bytes moved, what the compiler made of them, and speed where speed can be measured.
 
     python benchmarks speed/kernels          # bytes; CPU loss against the N x N form; GPU, if any
-    python benchmarks speed/kernels --aot    # registers, spills, shared memory, occupancy; no GPU
+    python benchmarks speed/kernels --small  # CPU loss of a small batch against the N x N form
+    python benchmarks speed/kernels --aot    # cost of the machine code, lower bounds; no GPU
     python benchmarks speed/kernels --bytes  # the table of bytes alone
 
-Figures go to ``results/kernels.json`` (``results/kernels_aot.json`` with ``--aot``).
+Figures go to ``results/kernels.json`` (``kernels_small.json``, ``kernels_aot.json``).
 """
 
 import argparse
 import ctypes
 import gc
 import os
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional as F
 
 from results import RUN, write
 from speed.measure import interleaved, peak_mib, resident_mib
+from speed.roofline import (
+    DIMENSION,
+    GEM_SHAPES,
+    LOSS_ROWS,
+    Traffic,
+    gem_traffic,
+    loss_traffic,
+    roofline,
+    traffic,
+)
 from sscd_vec import kernels
-from sscd_vec.kernels import reference
+from sscd_vec.kernels import objective, reference
 
-DIMENSION = 512
-GEM_SHAPES = ((64, 2048, 9, 9), (256, 2048, 7, 7), (32, 512, 41, 41))
-LOSS_ROWS = (8192, 32768)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes a kernel moves between its programs and memory, counted from its loads and stores.
-
-    Attributes:
-        kernel: Which.
-        shape: On what.
-        moved: Bytes loaded and stored by all programs, whether or not a cache serves them.
-        least: Bytes of all inputs and outputs, each once.
-        operations: Floating-point operations of its matrix products.
-    """
-
-    kernel: str
-    shape: str
-    moved: int
-    least: int
-    operations: int = 0
-
-
-def gem_traffic(shape: tuple[int, int, int, int], size: int) -> list[Traffic]:
-    """GeM on a map of ``size`` bytes per element: every element once."""
-    n, c, h, w = shape
-    x, y = n * c * h * w * size, n * c * size
-    wide = n * c * 4 if size < 4 else 0  # y in float32, kept for the backward of half precisions
-    saved = n * c * 4
-    text = f"{n}x{c}x{h}x{w}, {size} bytes"
-    return [
-        Traffic("gem_forward", text, x + y + wide, x + y),
-        Traffic("gem_backward", text, 2 * x + y + saved, 2 * x + y + saved),
-    ]
-
-
-def loss_traffic(rows: int, size: int, dimension: int = DIMENSION) -> list[Traffic]:
-    """The kernels of ``sscd_loss`` on a whole batch of two unmixed views of each image."""
-    from sscd_vec.kernels import push, scan
-
-    config = (scan.FLOAT32_CONFIGS if size == 4 else scan.HALF_CONFIGS)[0].kwargs
-    tile = push.FLOAT32_TILE if size == 4 else push.HALF_TILE
-    matrix, sources = rows * dimension * size, rows * 2 * 4
-    scalars = rows * 4
-    text = f"{rows}x{dimension}, {size} bytes"
-    blocks = -(-rows // config["BLOCK_M"])
-    column_blocks = -(-rows // config["BLOCK_N"])
-    scan_moved = blocks * (matrix + sources) + column_blocks * (matrix + sources) + 3 * scalars
-    parts = -(-dimension // tile["BLOCK_D"])  # each recomputes the tiles
-    row_blocks, others = -(-rows // tile["BLOCK_M"]), -(-rows // tile["BLOCK_N"])
-    gradient = rows * dimension * 4
-    per_part = row_blocks * (matrix + sources + scalars) + others * (matrix + sources)
-    push_moved = parts * (per_part + scalars) + row_blocks * matrix + gradient
-    once = matrix + sources + scalars
-    products = 2 * rows * rows * dimension
-    # Two views: a row finds its one positive in a run of four entries (two rows, two slots) that it
-    # walks for each of its slots, reading one entry and two or four source ids at each step.
-    walk = rows * (2 * 8 + 4 * (4 + 2 * 4) + 4 * (4 + 4 * 4))
-    return [
-        Traffic("scan", text, scan_moved, matrix + sources + 3 * scalars, products),
-        Traffic("positives", text, 2 * matrix + walk + 5 * scalars, once + 4 * scalars),
-        Traffic("distance", text, 2 * matrix + 8 * rows + scalars, matrix + 8 * rows + scalars),
-        Traffic("push", text, push_moved, once + gradient, (parts + 1) * products),
-        Traffic("pull", text, 2 * matrix + walk + 11 * scalars + 2 * gradient, once + 2 * gradient),
-        Traffic(
-            "pair_gradient",
-            text,
-            3 * matrix + 2 * gradient + rows * (3 * 8 + 8 + 8),
-            matrix + 2 * gradient + rows * (8 + 4),
-        ),
-    ]
-
-
-def traffic() -> list[Traffic]:
-    """Every kernel and shape."""
-    found = [t for shape in GEM_SHAPES for size in (4, 2) for t in gem_traffic(shape, size)]
-    return found + [t for rows in LOSS_ROWS for size in (4, 2) for t in loss_traffic(rows, size)]
+SMALL_BATCH = 128  # views of a batch on a CPU
 
 
 def print_traffic(rows: list[Traffic]) -> None:
@@ -196,6 +132,31 @@ def cpu_loss(rows: int, rounds: int) -> dict[str, object]:
     }
 
 
+def small_batch(rows: int, rounds: int, steps: int = 5) -> dict[str, object]:
+    """``sscd_loss`` of a small batch against the N x N form, interleaved turns of ``steps``.
+
+    Steps are so short that a busy machine interrupts many: processor time is stated beside time.
+    """
+    losses = {"N x N": reference.sscd_loss, "ours": kernels.sscd_loss}
+    processor: dict[str, list[float]] = {name: [] for name in losses}
+    turns = {
+        name: partial(_timed_steps, loss_step(loss, rows), steps, processor[name])
+        for name, loss in losses.items()
+    }
+    taken = interleaved(turns, rounds=rounds, warmup=1, shuffled=True)
+    ratios = [a / b for a, b in zip(processor["N x N"][1:], processor["ours"][1:], strict=True)]
+    found: dict[str, object] = {
+        "rows": rows,
+        "dimension": DIMENSION,
+        "rounds": rounds,
+        "threads": torch.get_num_threads(),
+        "speedup": taken["ours"].speedup_over(taken["N x N"]),
+        "speedup in processor time": statistics.median(ratios),
+    }
+    print(found)
+    return found
+
+
 def gpu_speed(
     gem_shapes: Sequence[tuple[int, int, int, int]] = GEM_SHAPES,
     rows: Sequence[int] = LOSS_ROWS[:1],
@@ -219,7 +180,7 @@ def gpu_speed(
         found.append(figures)
         print(figures)
 
-    pools = _three_ways(kernels.gem_pool, reference.gem_pool)
+    pools = _ways(kernels.gem_pool, reference.gem_pool, device)
     for shape in gem_shapes:
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.randn(*shape, device=device, dtype=dtype).requires_grad_()
@@ -227,8 +188,8 @@ def gpu_speed(
             measure(forward.kernel, {k: partial(f, x.detach()) for k, f in pools.items()}, forward)
             steps = {k: _backward(f(x), x) for k, f in pools.items()}
             measure(backward.kernel, steps, backward)
-    searches = _three_ways(kernels.nearest_negative, reference.nearest_negative)
-    losses = _three_ways(kernels.sscd_loss, reference.sscd_loss)
+    searches = _ways(kernels.nearest_negative, reference.nearest_negative, device)
+    losses = _ways(kernels.sscd_loss, reference.sscd_loss, device)
     for n in rows:
         for dtype in (torch.float32, torch.bfloat16):
             z, sources = loss_batch(n, device)
@@ -243,10 +204,28 @@ def gpu_speed(
     return found
 
 
-def _three_ways(
-    ours: Callable[..., Any], plain: Callable[..., Any]
+def _ways(
+    ours: Callable[..., Any], plain: Callable[..., Any], device: str
 ) -> dict[str, Callable[..., Any]]:
-    return {"triton": ours, "eager": plain, "compile": torch.compile(plain)}
+    """The kernels, our own torch path, and the definition: eager, compiled, compiled in bf16."""
+    compiled = torch.compile(plain)
+    return {
+        "triton": ours,
+        "chunked": partial(_without_triton, ours),
+        "eager": plain,
+        "compile": compiled,
+        "compile_bf16": partial(_in_bf16, compiled, device),
+    }
+
+
+def _without_triton(ours: Callable[..., Any], *arguments: object) -> object:
+    with patch.object(objective, "runs_on_triton", lambda x: False):
+        return ours(*arguments)
+
+
+def _in_bf16(compiled: Callable[..., Any], device: str, *arguments: object) -> object:
+    with torch.autocast(torch.device(device).type, torch.bfloat16):
+        return compiled(*arguments)
 
 
 def _backward(pooled: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
@@ -256,6 +235,14 @@ def _backward(pooled: torch.Tensor, x: torch.Tensor) -> Callable[[], object]:
 
 def _step(loss: Callable[..., Any], z: torch.Tensor, sources: torch.Tensor) -> None:
     torch.autograd.backward(loss(z.detach().requires_grad_(), sources).total)
+
+
+def _timed_steps(run: Callable[[], None], steps: int, seconds: list[float]) -> None:
+    """Run ``steps`` times, and note the processor time that took."""
+    start = time.process_time()
+    for _ in range(steps):
+        run()
+    seconds.append(time.process_time() - start)
 
 
 def _sum(name: str, parts: Sequence[Traffic]) -> Traffic:
@@ -268,29 +255,29 @@ def _sum(name: str, parts: Sequence[Traffic]) -> Traffic:
     )
 
 
-def print_aot(workers: int) -> list[dict[str, object]]:
-    """Compile every variant for every target and print what came out, with the time it took."""
+def aot_figures(workers: int) -> dict[str, object]:
+    """Compile every launch for every target, print its cost, and the lower bounds that follow."""
     from speed import aot
 
-    print(
-        f"{'variant':40} {'target':7} {'tensor cores':12} {'regs':>5} {'spill':>5} "
-        f"{'shared':>7} {'programs':>8} {'occupancy':>9} {'seconds':>7}"
-    )
-    rows = []
-    for c in aot.compile_all(workers=workers):
-        rows.append(asdict(c))
-        print(
-            f"{c.variant:40} {c.target:7} {c.tensor_cores or '-':12} {c.registers:5} "
-            f"{c.spilled:5} {c.shared:7} {c.programs:8} {c.occupancy:9.2f} {c.seconds:7.2f}",
-            flush=True,
-        )
-    return rows
+    found = [asdict(figures) for figures in aot.compile_all(workers=workers)]
+    by_target: dict[str, dict[str, list[dict[str, object]]]] = {}
+    for row in found:
+        kind = "matrix" if row["variant"].startswith(("scan", "push")) else "other"
+        by_target.setdefault(row["target"], {"matrix": [], "other": []})[kind].append(row)
+        clocks = [row[f"{name}_clocks"] for name in ("issue", "tensor", "shared")]
+        shown = " ".join(f"{x:5.2f}" if x is not None else "    -" for x in clocks)
+        print(f"{row['variant']:34} {row['target']:7} {row['instruction'] or '-':8} {shown}")
+    bounds = roofline([row for row in found if row["issue_clocks"] is not None])
+    for bound in bounds:
+        print({k: round(v, 3) if isinstance(v, float) else v for k, v in bound.items()})
+    return {"targets": by_target, "roofline": bounds}
 
 
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--aot", action="store_true", help="compile for four GPUs, print the table")
+    parser.add_argument("--aot", action="store_true", help="compile for four GPUs, print the cost")
+    parser.add_argument("--small", action="store_true", help="a small batch on the CPU")
     parser.add_argument("--bytes", action="store_true", help="only the bytes moved")
     parser.add_argument("--rows", type=int, default=8192, help="descriptors in the CPU benchmark")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the CPU benchmark")
@@ -301,7 +288,10 @@ def main() -> None:
         report_memory(options.memory_of, options.rows)
         return
     if options.aot:
-        print("wrote", write("kernels_aot", print_aot(options.workers)))
+        print("wrote", write("kernels_aot", aot_figures(options.workers)))
+        return
+    if options.small:
+        print("wrote", write("kernels_small", small_batch(SMALL_BATCH, options.rounds)))
         return
     moved = traffic()
     print_traffic(moved)

@@ -42,8 +42,8 @@ __all__ = [
 def gem_pool(x: Tensor, p: float = 3.0, eps: float = 1e-6) -> Tensor:
     """Generalized mean over the last two axes: ``(mean(clamp(x, eps)^p))^(1/p)``.
 
-    On a CPU these are a few plain torch operations (pooling is 0.2 % of a forward pass there),
-    which exporters can trace.
+    Plain torch operations on a CPU (pooling is 0.2 % of a forward pass there) and while a compiler
+    or an exporter traces, so that it can fuse them with what precedes; fused kernels on a GPU.
 
     Args:
         x: (n, c, h, w) feature map, contiguous, channels_last or any other strides.
@@ -55,7 +55,7 @@ def gem_pool(x: Tensor, p: float = 3.0, eps: float = 1e-6) -> Tensor:
 
     Raises:
         ValueError: If there is not at least one pixel, or p or eps is not positive and finite.
-        TypeError: If ``x`` is not floating point.
+        TypeError: If ``x`` is not floating point, or p or eps is a tensor (p is never learned).
     """
     if x.ndim != 4 or 0 in x.shape[2:]:
         raise ValueError(
@@ -63,12 +63,17 @@ def gem_pool(x: Tensor, p: float = 3.0, eps: float = 1e-6) -> Tensor:
         )
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}; call .float() on it")
+    if isinstance(p, Tensor) or isinstance(eps, Tensor):
+        raise TypeError(
+            "p and eps must be numbers, got a tensor: p is fixed (a learned one diverges under a "
+            "contrastive loss) and gets no gradient; pass float(p)"
+        )
     if not (0 < p < float("inf") and 0 < eps < float("inf")):
         raise ValueError(
             f"p and eps must be positive and finite, got p={p} and eps={eps}; for the maximum use "
             "amax, or a large p"
         )
-    if objective.runs_on_triton(x):
+    if objective.runs_on_triton(x) and not torch.compiler.is_compiling():
         from sscd_vec.kernels.gem import gem_pool_triton
 
         return gem_pool_triton(x, p, eps)
@@ -80,8 +85,9 @@ def gem_pool(x: Tensor, p: float = 3.0, eps: float = 1e-6) -> Tensor:
         pooled = (wide * wide * wide).mean(dim=(-2, -1)).pow(1 / 3)
     else:
         # Scaled by the largest activation, so that x^p neither overflows nor vanishes for a large
-        # p; the scale cancels, in the gradient too.
+        # p; the scale cancels, in the gradient too. An infinite one has no scale.
         top = wide.detach().amax(dim=(-2, -1), keepdim=True)
+        top = torch.where(top.isinf(), 1.0, top)
         pooled = (wide / top).pow(p).mean(dim=(-2, -1)).pow(1 / p) * top[..., 0, 0]
     return pooled.to(x.dtype)
 
@@ -139,6 +145,7 @@ def info_nce(
     all_z: Tensor | None = None,
     all_sources: Tensor | None = None,
     row_offset: int | None = None,
+    products: torch.dtype | None = None,
 ) -> Tensor:
     """InfoNCE over mixed sources, by log-sum-exp over tiles and recomputation in backward.
 
@@ -152,13 +159,16 @@ def info_nce(
         all_z: (N, d) the global batch; ``z`` itself by default.
         all_sources: (N, 2) its source ids.
         row_offset: Row of ``all_z`` at which ``z`` starts; needed with ``all_z``.
+        products: Dtype in which negatives are multiplied, with float32 sums: float32 for full
+            precision, float16 or bfloat16 for speed. By default float16 under autocast on a GPU,
+            else that of ``z``. Positives and distances always keep the precision of ``z``.
 
     Returns:
         The loss, a scalar.
     """
     check_temperature(tau)
     batch = global_batch(z, sources, all_z, all_sources, row_offset)
-    return objective.info_nce(batch, tau)
+    return objective.info_nce(batch, tau, _products(z, products))
 
 
 def sscd_loss(
@@ -169,6 +179,7 @@ def sscd_loss(
     all_z: Tensor | None = None,
     all_sources: Tensor | None = None,
     row_offset: int | None = None,
+    products: torch.dtype | None = None,
 ) -> SSCDLoss:
     """The SSCD objective ``info_nce + entropy_weight * koleo``, from one pass over similarities.
 
@@ -180,10 +191,25 @@ def sscd_loss(
         all_z: (N, d) the global batch; ``z`` itself by default.
         all_sources: (N, 2) its source ids.
         row_offset: Row of ``all_z`` at which ``z`` starts; needed with ``all_z``.
+        products: Dtype in which negatives are multiplied, with float32 sums: float32 for full
+            precision, float16 or bfloat16 for speed. By default float16 under autocast on a GPU,
+            else that of ``z``. Positives and distances always keep the precision of ``z``.
 
     Returns:
         The total to back-propagate, its two parts, and two cosines for the log.
     """
     check_temperature(tau)
     batch = global_batch(z, sources, all_z, all_sources, row_offset)
-    return objective.sscd_loss(batch, tau, entropy_weight)
+    return objective.sscd_loss(batch, tau, entropy_weight, _products(z, products))
+
+
+def _products(z: Tensor, wanted: torch.dtype | None) -> torch.dtype:
+    """The dtype in which negatives are multiplied; never wider than the descriptors."""
+    if wanted is None and z.is_cuda and torch.is_autocast_enabled("cuda"):
+        # Unit rows need precision and no range: float16 rounds them 8 times finer than bfloat16.
+        wanted = torch.float16
+    if wanted is None or wanted.itemsize >= z.dtype.itemsize:
+        return z.dtype
+    if not wanted.is_floating_point:
+        raise TypeError(f"products must be a floating-point dtype, got {wanted}")
+    return wanted

@@ -18,7 +18,8 @@ class GlobalBatch:
         sources: (n, 2) int64 source ids; an unmixed image repeats its id.
         all_z: (N, d) descriptors of the global batch.
         all_sources: (N, 2) int64.
-        row_offset: Local row i is row ``row_offset + i`` of the global batch.
+        row_offset: Local row i is row ``row_offset + i`` of the global batch; None if the local
+            rows need not be in it.
         whole: The local rows are the global batch: ``all_z`` is ``z``.
     """
 
@@ -26,7 +27,7 @@ class GlobalBatch:
     sources: Tensor
     all_z: Tensor
     all_sources: Tensor
-    row_offset: int
+    row_offset: int | None
     whole: bool
 
 
@@ -70,9 +71,9 @@ class Scan:
     """What one pass over the similarity tiles finds for each local row.
 
     Attributes:
-        lse: (n,) ``log sum e^{s_ik}`` over the row's negatives, -inf without any; None if not
-            asked.
-        index: (n,) int64 most similar negative, -1 without any; None if not asked.
+        lse: (n,) ``log sum e^{s_ik}`` over the row's negatives, -inf without any; None unless
+            asked for.
+        index: (n,) int64 most similar negative, -1 without any; None unless asked for.
         similarity: (n,) cosine to it; of no meaning where the row has no negative.
     """
 
@@ -145,7 +146,7 @@ def global_batch(
     _check_unit("all_z", all_z)
     _check_unit("z", z)
     if not knows_self:
-        return GlobalBatch(z, sources, all_z, all_sources, 0, whole=False)
+        return GlobalBatch(z, sources, all_z, all_sources, None, whole=False)
     if row_offset is None:
         raise ValueError(
             "all_z is given without row_offset: say at which row of all_z the local rows start "
@@ -183,7 +184,7 @@ def _check_rows(z_name: str, z: Tensor, sources_name: str, sources: Tensor) -> N
 
 
 def _check_unit(name: str, z: Tensor) -> None:
-    if z.device.type != "cpu":
+    if not _can_look(z):
         return
     length = torch.linalg.vector_norm(z.detach(), dim=1, dtype=_wide(z.dtype))
     wrong = ~((length - 1).abs() <= UNIT_TOLERANCE)  # also catches NaN
@@ -196,13 +197,18 @@ def _check_unit(name: str, z: Tensor) -> None:
 
 
 def _check_slice(sources: Tensor, all_sources: Tensor, row_offset: int) -> None:
-    if sources.device.type != "cpu":
+    if not _can_look(sources):
         return
     if not torch.equal(sources, all_sources[row_offset : row_offset + len(sources)]):
         raise ValueError(
             f"sources are not rows {row_offset} to {row_offset + len(sources)} of all_sources: "
             "row_offset belongs to another slice, or the gather changed the order"
         )
+
+
+def _can_look(tensor: Tensor) -> bool:
+    """Whether reading values costs nothing: a GPU would wait, and a compiler traces no values."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,8 @@ recomputation. Elementary products at N rows, in units of N^2 d multiply-adds: 1
 backward, against 1 and 2 of the N x N form.
 
 Mates come from sorting source ids: nearly all images of a batch are unmixed, so a row has a handful
-of mates, and sorting puts the rows of one source next to each other.
+of mates, and sorting puts the rows of one source next to each other. A batch of one tile compares
+all pairs instead, which takes fewer operations.
 """
 
 from collections.abc import Iterator
@@ -19,10 +20,185 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sscd_vec.kernels import reference
 from sscd_vec.kernels.batch import GlobalBatch, Positives, Scan
 
 TILE = 2048  # rows and columns
+FEW_PAIRS = 1 << 20  # up to as many, comparing all pairs is faster than sorting
 PAIRS_AT_ONCE = 8192  # pairs whose two descriptors are gathered at a time
+
+
+class ChunkedStep:
+    """The sums of one step over one batch."""
+
+    def __init__(
+        self, batch: GlobalBatch, tau: float, products: torch.dtype, saved: Tensor | None = None
+    ) -> None:
+        """Widen the rows to float32, unless they are float64, and find the order of the sources.
+
+        Args:
+            batch: Local rows and global batch.
+            tau: Temperature.
+            products: Descriptors are rounded to this dtype before negatives are multiplied.
+            saved: Nothing; another engine keeps its order of the sources from step to step.
+        """
+        self.saved = batch.sources.new_empty(3, 0, dtype=torch.int32)
+        self._batch = batch
+        self._tau = tau
+        self._z = _widened(batch.z)
+        self._all_z = self._z if batch.whole else _widened(batch.all_z)
+        rounded = products.itemsize < self._z.dtype.itemsize
+        self._a = self._z.to(products).to(self._z.dtype) if rounded else self._z
+        self._b = self._a
+        if not batch.whole:
+            self._b = self._all_z.to(products).to(self._z.dtype) if rounded else self._all_z
+        n, columns = len(batch.sources), len(batch.all_sources)
+        self._pairs: tuple[Tensor, Tensor] | None = None
+        if max(n, columns) <= TILE and n * columns <= FEW_PAIRS:
+            mates = reference.mates(batch.sources, batch.all_sources)
+            row, mate = mates.nonzero(as_tuple=True)
+            self._pairs = row, mate
+        else:
+            self._runs = SourceRuns.of(batch.all_sources)
+
+    def scan(self, *, lse: bool, nearest: bool) -> Scan:
+        """One pass over the similarity tiles for both losses.
+
+        Returns:
+            ``log sum_{k negative of i} e^{s_ik}`` (-inf without negatives) if ``lse``, and the most
+            similar negative (-1 without negatives) if ``nearest``.
+        """
+        n = len(self._z)
+        lowest = torch.finfo(self._z.dtype).min  # finite, so that differences are never NaN
+        state = _RunningMax(
+            top=self._z.new_full((n,), lowest),
+            total=self._z.new_zeros(n) if lse else None,
+            index=torch.full((n,), -1, device=self._z.device) if nearest else None,
+            scratch=self._buffer(),
+        )
+        for tile in self._tiles():
+            state.update(tile.rows, tile.logits, tile.columns.start, dim=1)
+            if tile.mirrored:
+                state.update(tile.columns, tile.logits, tile.rows.start, dim=0)
+        return Scan(
+            lse=None if state.total is None else state.top + state.total.log(),
+            index=state.index,
+            similarity=state.top * self._tau,
+        )
+
+    def positives(self, lse: Tensor) -> Positives:
+        """Each row's InfoNCE, ``mean_{j in P_i} log(1 + e^{lse_i - s_ij})``, and its pull.
+
+        The pull ``mean_j sigmoid(lse_i - s_ij)`` is the loss's derivative by ``lse_i``.
+        """
+        sums = self._z.new_zeros(len(self._z), 4)  # loss, pull, similarity, count
+        for row, mate in self._positive_pairs():
+            cosine = (self._z[row] * self._all_z[mate]).sum(1)
+            gap = lse[row] - cosine / self._tau
+            loss = torch.logaddexp(gap, gap.new_zeros(()))
+            terms = torch.stack([loss, gap.sigmoid(), cosine, torch.ones_like(cosine)], dim=1)
+            sums.index_add_(0, row, terms)
+        count = sums[:, 3].clone()
+        loss, pull, similarity, _ = (sums / count.clamp(min=1)[:, None]).unbind(1)
+        return Positives(loss, pull, similarity, count)
+
+    def squared_distance(self, index: Tensor) -> Tensor:
+        """``||z_i - z_index(i)||^2`` from the difference of the rows; of no meaning at index -1."""
+        squared = self._z.new_empty(len(index))
+        for rows in _slices(0, len(index), PAIRS_AT_ONCE):
+            near = self._all_z[index[rows].clamp(min=0)]
+            torch.sum(near.sub_(self._z[rows]).square_(), 1, out=squared[rows])
+        return squared
+
+    def add_contrast_gradient(
+        self,
+        lse: Tensor,
+        pull: Tensor,
+        count: Tensor,
+        similarity: Tensor,
+        dz: Tensor,
+        dall: Tensor | None,
+    ) -> None:
+        """Add the gradient of the *sum* over local rows of InfoNCE to ``dz`` and ``dall``.
+
+        ``d/ds_ik = pull_i e^{s_ik - lse_i}`` for negatives k and ``-sigmoid(lse_i - s_ij) / |P_i|``
+        for positives j; ``s`` brings ``1/tau``. ``dall`` is None if nobody asks for it, and ``dz``
+        itself for a whole batch.
+        """
+        # pull e^{s - lse} as one exponential; the 1/tau of s is in it too.
+        weight = torch.where(pull > 0, (pull / self._tau).log() - lse, float("-inf"))
+        scratch = self._buffer()
+        for tile in self._tiles():
+            slope = scratch[: tile.logits.numel()].view_as(tile.logits)
+            torch.add(tile.logits, weight[tile.rows, None], out=slope).exp_()
+            if self._batch.whole:
+                # Row and column anchor the pair; on the diagonal the tile is its own mirror image.
+                mirror = tile.logits.add_(weight[tile.columns]).exp_()
+                slope += mirror
+            dz[tile.rows].addmm_(slope, self._b[tile.columns])
+            if dall is not None and (tile.mirrored or not self._batch.whole):
+                dall[tile.columns].addmm_(slope.T, self._a[tile.rows])
+        for row, mate in self._positive_pairs():
+            a, b = self._z[row], self._all_z[mate]
+            gap = lse[row] - (a * b).sum(1) / self._tau
+            step = (gap.sigmoid() / (count[row] * -self._tau))[:, None]
+            dz.index_add_(0, row, b.mul_(step))
+            if dall is not None:
+                dall.index_add_(0, mate, a.mul_(step))
+
+    def add_pair_gradient(
+        self, index: Tensor, slope: Tensor, dz: Tensor, dall: Tensor | None
+    ) -> None:
+        """Add the gradient of ``sum_i slope_i ||z_i - z_index(i)||^2 / 2``, slopes fixed."""
+        for rows in _slices(0, len(index), PAIRS_AT_ONCE):
+            near = index[rows].clamp(min=0)
+            step = (self._z[rows] - self._all_z[near]).mul_(slope[rows, None])
+            dz[rows] += step
+            if dall is not None:
+                dall.index_add_(0, near, step, alpha=-1)
+
+    def _tiles(self) -> Iterator["_Tile"]:
+        """Similarity tiles, row by row; the buffer of one is reused by the next."""
+        buffer = self._buffer()
+        for rows in _slices(0, len(self._a), TILE):
+            row, mate = self._mates(rows)
+            columns = list(_slices(rows.start if self._batch.whole else 0, len(self._b), TILE))
+            bounds = [0, len(mate)]
+            if len(columns) > 1:
+                mate, order = mate.sort()
+                row = row[order]
+                edges = torch.tensor([c.start for c in columns] + [len(self._b)])
+                bounds = torch.searchsorted(mate, edges.to(mate.device)).tolist()
+            elif columns[0].start:  # the last tile of a triangle: earlier columns are not in it
+                later = mate >= columns[0].start
+                row, mate = row[later], mate[later]
+                bounds = [0, len(mate)]
+            for number, column in enumerate(columns):
+                a, b = self._a[rows], self._b[column]
+                logits = buffer[: len(a) * len(b)].view(len(a), len(b))
+                torch.addmm(logits, a, b.T, beta=0, alpha=1 / self._tau, out=logits)
+                here = slice(bounds[number], bounds[number + 1])
+                logits[row[here], mate[here] - column.start] = float("-inf")
+                mirrored = self._batch.whole and column.start > rows.start
+                yield _Tile(rows, column, logits, mirrored)
+
+    def _mates(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Pairs of a row, counted from the slice's start, and a mate of it in the global batch."""
+        return self._pairs or self._runs.pairs(self._batch.sources[rows])
+
+    def _positive_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pairs of a local row and a positive of it in the global batch, a bounded number each."""
+        offset = self._batch.row_offset or 0
+        for rows in _slices(0, len(self._z), TILE):
+            row, mate = self._mates(rows)
+            row = row + rows.start
+            other = mate != row + offset
+            row, mate = row[other], mate[other]
+            for part in _slices(0, len(row), PAIRS_AT_ONCE):
+                yield row[part], mate[part]
+
+    def _buffer(self) -> Tensor:
+        return self._a.new_empty(min(TILE, len(self._a)) * min(TILE, len(self._b)))
 
 
 @dataclass(frozen=True)
@@ -31,107 +207,6 @@ class _Tile:
     columns: slice
     logits: Tensor  # (rows, columns) similarities, -inf between mates
     mirrored: bool  # its transpose is not visited: serve the columns too
-
-
-def scan(batch: GlobalBatch, tau: float, *, lse: bool, nearest: bool) -> Scan:
-    """One pass over the similarity tiles for both losses.
-
-    Returns:
-        ``log sum_{k negative of i} e^{s_ik}`` (-inf without negatives) if ``lse``, and the most
-        similar negative (-1 without negatives) if ``nearest``.
-    """
-    n = len(batch.z)
-    lowest = torch.finfo(batch.z.dtype).min  # finite, so that differences are never NaN
-    state = _RunningMax(
-        top=batch.z.new_full((n,), lowest),
-        total=batch.z.new_zeros(n) if lse else None,
-        index=torch.full((n,), -1, device=batch.z.device) if nearest else None,
-        scratch=batch.z.new_empty(TILE * TILE),
-    )
-    for tile in _tiles(batch, tau):
-        state.update(tile.rows, tile.logits, tile.columns.start, dim=1)
-        if tile.mirrored:
-            state.update(tile.columns, tile.logits, tile.rows.start, dim=0)
-    return Scan(
-        lse=None if state.total is None else state.top + state.total.log(),
-        index=state.index,
-        similarity=state.top * tau,
-    )
-
-
-def positives(batch: GlobalBatch, tau: float, lse: Tensor) -> Positives:
-    """Each row's InfoNCE, ``mean_{j in P_i} log(1 + e^{lse_i - s_ij})``, and its pull.
-
-    The pull ``mean_j sigmoid(lse_i - s_ij)`` is the loss's derivative by ``lse_i``.
-    """
-    loss, pull, similarity, count = batch.z.new_zeros(4, len(batch.z)).unbind(0)
-    for row, mate in _positive_pairs(batch):
-        cosine = (batch.z[row] * batch.all_z[mate]).sum(1)
-        gap = lse[row] - cosine / tau
-        loss.index_add_(0, row, torch.logaddexp(gap, torch.zeros_like(gap)))
-        pull.index_add_(0, row, gap.sigmoid())
-        similarity.index_add_(0, row, cosine)
-        count.index_add_(0, row, torch.ones_like(cosine))
-    share = count.clamp(min=1)
-    return Positives(loss / share, pull / share, similarity / share, count)
-
-
-def add_contrast_gradient(
-    batch: GlobalBatch,
-    tau: float,
-    lse: Tensor,
-    pull: Tensor,
-    count: Tensor,
-    dz: Tensor,
-    dall: Tensor | None,
-) -> None:
-    """Add the gradient of the *sum* over local rows of InfoNCE to ``dz`` and ``dall``.
-
-    ``d/ds_ik = pull_i e^{s_ik - lse_i}`` for negatives k and ``-sigmoid(lse_i - s_ij) / |P_i|`` for
-    positives j; ``s`` brings ``1/tau``. ``dall`` is None if nobody asks for it, and ``dz`` itself
-    for a whole batch.
-    """
-    # pull e^{s - lse} as one exponential; the 1/tau of s is in it too.
-    weight = torch.where(pull > 0, (pull / tau).log() - lse, float("-inf"))
-    scratch = batch.z.new_empty(TILE * TILE)
-    for tile in _tiles(batch, tau):
-        slope = scratch[: tile.logits.numel()].view_as(tile.logits)
-        torch.add(tile.logits, weight[tile.rows, None], out=slope).exp_()
-        if tile.mirrored:
-            slope += tile.logits.add_(weight[tile.columns]).exp_()
-        dz[tile.rows].addmm_(slope, batch.all_z[tile.columns])
-        if dall is not None and (tile.mirrored or not batch.whole):
-            dall[tile.columns].addmm_(slope.T, batch.z[tile.rows])
-        elif batch.whole:  # a tile on the diagonal: its transpose is itself
-            dz[tile.rows].addmm_(slope.T, batch.all_z[tile.columns])
-    for row, mate in _positive_pairs(batch):
-        a, b = batch.z[row], batch.all_z[mate]
-        gap = lse[row] - (a * b).sum(1) / tau
-        step = (gap.sigmoid() / (count[row] * -tau))[:, None]
-        dz.index_add_(0, row, step * b)
-        if dall is not None:
-            dall.index_add_(0, mate, step * a)
-
-
-def squared_distance(batch: GlobalBatch, index: Tensor) -> Tensor:
-    """``||z_i - z_index(i)||^2`` from the difference of the rows; of no meaning at index -1."""
-    squared = batch.z.new_empty(len(index))
-    for rows in _slices(0, len(index), PAIRS_AT_ONCE):
-        near = batch.all_z[index[rows].clamp(min=0)]
-        squared[rows] = (batch.z[rows] - near).square_().sum(1)
-    return squared
-
-
-def add_pair_gradient(
-    batch: GlobalBatch, index: Tensor, slope: Tensor, dz: Tensor, dall: Tensor | None
-) -> None:
-    """Add the gradient of ``sum_i slope_i ||z_i - z_index(i)||^2 / 2``, slopes fixed."""
-    for rows in _slices(0, len(index), PAIRS_AT_ONCE):
-        near = index[rows].clamp(min=0)
-        step = (batch.z[rows] - batch.all_z[near]).mul_(slope[rows, None])
-        dz[rows] += step
-        if dall is not None:
-            dall.index_add_(0, near, step, alpha=-1)
 
 
 @dataclass
@@ -148,7 +223,9 @@ class _RunningMax:
         if self.index is not None:
             # Few rows find a better neighbour in a late tile: only those are searched.
             better = (top > before).nonzero()[:, 0]
-            if len(better):
+            if len(better) == len(top):
+                self.index[rows] = logits.argmax(dim) + first
+            elif len(better):
                 found = logits.index_select(1 - dim, better).argmax(dim)
                 self.index[rows][better] = found + first
         top = torch.maximum(top, before)
@@ -157,31 +234,6 @@ class _RunningMax:
             torch.sub(logits, top.unsqueeze(dim), out=part).exp_()
             self.total[rows].mul_((before - top).exp_()).add_(part.sum(dim))
         before.copy_(top)
-
-
-def _tiles(batch: GlobalBatch, tau: float) -> Iterator[_Tile]:
-    """Similarity tiles, row by row; the buffer of one is reused by the next."""
-    runs = SourceRuns.of(batch.all_sources)
-    buffer = batch.z.new_empty(TILE * TILE)
-    for rows in _slices(0, len(batch.z), TILE):
-        row, mate = runs.pairs(batch.sources[rows])
-        mate, order = mate.sort()
-        row = row[order]
-        columns = list(_slices(rows.start if batch.whole else 0, len(batch.all_z), TILE))
-        starts = torch.tensor([c.start for c in columns] + [len(batch.all_z)], device=mate.device)
-        bounds = torch.searchsorted(mate, starts).tolist()
-        for number, column in enumerate(columns):
-            a, b = batch.z[rows], batch.all_z[column]
-            logits = buffer[: len(a) * len(b)].view(len(a), len(b))
-            torch.addmm(logits, a, b.T, beta=0, alpha=1 / tau, out=logits)
-            here = slice(bounds[number], bounds[number + 1])
-            logits[row[here], mate[here] - column.start] = float("-inf")
-            yield _Tile(rows, column, logits, mirrored=batch.whole and column.start > rows.start)
-
-
-def _positive_pairs(batch: GlobalBatch) -> Iterator[tuple[Tensor, Tensor]]:
-    runs = SourceRuns.of(batch.all_sources)
-    return positive_pairs(runs, batch.sources, batch.row_offset, rows_at_once=TILE)
 
 
 @dataclass(frozen=True)
@@ -227,25 +279,8 @@ class SourceRuns:
         return row[~again], mate[~again]
 
 
-def positive_pairs(
-    runs: SourceRuns, sources: Tensor, row_offset: int, rows_at_once: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (local row, positive of it in the global batch) in pieces of bounded length.
-
-    Args:
-        runs: The sorted global batch.
-        sources: (n, 2) source ids of the local rows.
-        row_offset: Local row i is row ``row_offset + i`` of the global batch, and no positive of
-            itself.
-        rows_at_once: Local rows whose pairs are listed at a time.
-    """
-    for begin in range(0, len(sources), rows_at_once):
-        row, mate = runs.pairs(sources[begin : begin + rows_at_once])
-        row = row + begin
-        other = mate != row + row_offset
-        row, mate = row[other], mate[other]
-        for first in range(0, len(row), PAIRS_AT_ONCE):
-            yield row[first : first + PAIRS_AT_ONCE], mate[first : first + PAIRS_AT_ONCE]
+def _widened(z: Tensor) -> Tensor:
+    return z if z.dtype == torch.float64 else z.float()
 
 
 def _slices(start: int, stop: int, step: int) -> Iterator[slice]:

@@ -1,92 +1,78 @@
-"""How the Triton kernels are declared, tuned and spread over a GPU, and what they share.
+"""How the Triton kernels are declared and launched, the GPUs they know, and what they share."""
 
-The pair kernels hold whole descriptors in registers and walk from row to row along sorted source
-ids.
-"""
-
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-FUSED = {"enable_fp_fusion": True}  # multiply-add in one rounding; said aloud, as its default moves
-ROW_OPTIONS = {"num_warps": 2, **FUSED}  # 8 of 512 numbers for each thread
-ROWS = 1  # of a program on a GPU: all its threads walk one run, and nothing diverges
-INTERPRETED_ROWS = 64  # the interpreter pays per operation, whatever its size
 Kernel = Any  # Triton ships no types
 WAVES = 2  # programs per multiprocessor below which the columns of a row block are split
+ROW_OPTIONS = {"num_warps": 2}  # 8 of 512 numbers for each thread
+ROWS = 1  # of a program on a GPU: all its threads walk one run, and nothing diverges
+INTERPRETED_ROWS = 64  # the interpreter pays per operation, whatever its size
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What decides about tiles.
+
+    Attributes:
+        generation: 80 for mma (any NVIDIA GPU before or beside the next two), 90 for warp-group
+            mma, 100 for tcgen05, 0 for AMD.
+        shared: Bytes of shared memory that one program may have.
+        processors: Multiprocessors.
+    """
+
+    generation: int
+    shared: int
+    processors: int
 
 
 def jit(function: Callable[..., Any]) -> Kernel:
-    """``triton.jit`` with a type: the kernel, to be launched as ``kernel[grid](...)``."""
+    """``triton.jit`` with a type: the kernel, launched by ``start``."""
     return triton.jit(function)
 
 
-def tuned(kernel: Kernel, configs: Sequence[triton.Config], key: Sequence[str]) -> Kernel:
-    """The kernel, its tile chosen by timing ``configs`` once per key and dtype, kept on disk."""
-    # Where Triton cannot keep it, the choice lasts as long as the process.
-    known = inspect.signature(triton.autotune).parameters
-    kept = {"cache_results": True} if "cache_results" in known else {}
-    return triton.autotune(list(configs), list(key), **kept)(kernel)
+def start(
+    kernel: Kernel, grid: tuple[int, ...], first: Tensor, /, *others: object, **settings: object
+) -> None:
+    """Launch ``kernel`` on the GPU of its first argument, whichever GPU is current."""
+    with torch.cuda.device(first.device.index if first.is_cuda else -1):
+        # Multiply-add in one rounding is said aloud: Triton's default for it has moved.
+        kernel[grid](first, *others, **settings, enable_fp_fusion=True)
 
 
-def input_precision(z: Tensor, *, hip: bool = torch.version.hip is not None) -> str:
-    """How a kernel multiplies tiles of ``z``: float32 as three tf32 products, or exactly if it can.
-
-    1/tau multiplies a similarity's error by 20, which rules out plain tf32. AMD's matrix cores
-    multiply float32 as it is. Triton's interpreter (CPU tensors) multiplies the bits of bfloat16 as
-    if they were integers, so these are widened for it.
-    """
-    if z.dtype == torch.bfloat16 and z.device.type == "cpu":
-        return "wide"
-    return "tf32x3" if z.dtype == torch.float32 and not hip else "ieee"
-
-
-def column_splits(rows: int, columns: int, block: int, device: torch.device) -> int:
-    """Parts into which the columns are cut so that few rows still fill the GPU."""
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU behind ``device``; CPU tensors come from the interpreter, which takes any tile."""
     if device.type == "cpu":
-        return 1
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    wanted = -(-WAVES * processors // -(-rows // block))
+        return Gpu(80, 163 << 10, 1)
+    found = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return Gpu(0, 64 << 10, found.multi_processor_count)
+    generation = {9: 90, 10: 100}.get(found.major, 80)
+    return Gpu(generation, found.shared_memory_per_block_optin, found.multi_processor_count)
+
+
+def interpreted() -> bool:
+    """Whether the kernels run in Triton's interpreter, as they were declared."""
+    return not isinstance(load_rows, triton.JITFunction)
+
+
+def column_splits(rows: int, columns: int, block: int, gpu: Gpu) -> int:
+    """Parts into which the columns are cut so that few rows still fill the GPU."""
+    wanted = -(-WAVES * gpu.processors // -(-rows // block))
     return max(1, min(wanted, columns // (4 * block)))
-
-
-def compact(sources: Tensor, all_sources: Tensor) -> tuple[Tensor, Tensor]:
-    """Source ids as int32 ranks: comparing tiles of them costs a quarter of int64 pairs."""
-    ids = all_sources.flatten().sort().values
-    rank, all_rank = (torch.searchsorted(ids, s.contiguous()) for s in (sources, all_sources))
-    return rank.int(), all_rank.int()
-
-
-class Runs(NamedTuple):
-    """For rows a, where among sorted entries the rows b sharing a's sources lie.
-
-    Attributes:
-        entry: (2m,) int32, ``2 b + slot`` for each source slot of the m rows b, by source id.
-        begin: (n, 2) int32, for each source slot of a the first entry of its run.
-        end: (n, 2) int32, one past the last.
-    """
-
-    entry: Tensor
-    begin: Tensor
-    end: Tensor
-
-
-def source_runs(sources: Tensor, other_sources: Tensor) -> Runs:
-    """Sort the entries of ``other_sources`` and find the runs of each pair of ``sources``."""
-    ids, entry = other_sources.flatten().sort(stable=True)
-    begin = torch.searchsorted(ids, sources)
-    end = torch.searchsorted(ids, sources, right=True)
-    return Runs(entry.int(), begin.int(), end.int())
 
 
 def row_block(z: Tensor) -> dict[str, int]:
     """Rows and columns of a block of whole descriptors that a program holds."""
-    rows = INTERPRETED_ROWS if z.is_cpu else ROWS
+    rows = INTERPRETED_ROWS if interpreted() else ROWS
     return {"BLOCK_R": rows, "BLOCK_D": triton.next_power_of_2(z.shape[1])}
 
 

@@ -3,7 +3,7 @@
 Per row of tiles: ``top = max_k s_ik``, ``index = argmax_k s_ik`` and ``total = sum_k e^{s_ik -
 top}`` over the negatives k, updated tile by tile. The tile never leaves the multiprocessor. Least
 bytes: both matrices once and three numbers per row; every row block reads all columns again, from
-L2 while they fit. Products: 2 n N d.
+L2 while they fit. Products: 2 n N d, and three times as many for float32 in two parts.
 """
 
 import math
@@ -13,126 +13,72 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sscd_vec.kernels.batch import GlobalBatch, Scan
-from sscd_vec.kernels.launch import (
-    FUSED,
-    Kernel,
-    column_splits,
-    compact,
-    input_precision,
-    jit,
-    tuned,
-)
+from sscd_vec.kernels.batch import Scan
+from sscd_vec.kernels.launch import Gpu, column_splits, gpu_of, jit, start
+from sscd_vec.kernels.tiles import Factors, Runs, add_product, load_tile, mark_tiles, without_mates
 
-# A large tile reuses most; a small one keeps more programs alive. float32 products hold each
-# operand twice (the parts of tf32x3), so their tiles are shallower. None of them spills registers.
-FLOAT32_CONFIGS = (
-    triton.Config({"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 16}, num_warps=8, num_stages=3),
-    triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16}, num_warps=4, num_stages=3),
-)
-HALF_CONFIGS = (
-    triton.Config({"BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 64}, num_warps=8, num_stages=3),
-    triton.Config({"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}, num_warps=4, num_stages=3),
-)
-
-
-@jit
-def similarity_tile(
-    a_ptr: tl.tensor,
-    a_rows: tl.tensor,
-    a_count: tl.tensor,
-    b_ptr: tl.tensor,
-    b_rows: tl.tensor,
-    b_count: tl.tensor,
-    D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> tl.tensor:
-    """``a_i . b_j`` for a tile of rows i and j, in float32; 0 beyond the last row."""
-    product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    k = tl.arange(0, BLOCK_K)
-    a_at = a_ptr + a_rows.to(tl.int64)[:, None] * D + k[None, :]
-    b_at = b_ptr + b_rows.to(tl.int64)[None, :] * D + k[:, None]
-    a_inside = (a_rows < a_count)[:, None]
-    b_inside = (b_rows < b_count)[None, :]
-    for start in range(0, D, BLOCK_K):
-        if D % BLOCK_K == 0:
-            a = tl.load(a_at + start, mask=a_inside, other=0.0)
-            b = tl.load(b_at + start, mask=b_inside, other=0.0)
-        else:
-            a = tl.load(a_at + start, mask=a_inside & (k < D - start)[None, :], other=0.0)
-            b = tl.load(b_at + start, mask=b_inside & (k < D - start)[:, None], other=0.0)
-        product = add_product(a, b, product, PRECISION)
-    return product
-
-
-@jit
-def add_product(a: tl.tensor, b: tl.tensor, to: tl.tensor, PRECISION: tl.constexpr) -> tl.tensor:
-    """``to + a b`` on tensor cores; "wide" turns half precisions into float32 before."""
-    if PRECISION == "wide":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), to, input_precision="ieee")
-    return tl.dot(a, b, to, input_precision=PRECISION)
-
-
-@jit
-def mate_tile(
-    a_sources: tl.tensor,
-    a_rows: tl.tensor,
-    a_count: tl.tensor,
-    b_sources: tl.tensor,
-    b_rows: tl.tensor,
-    b_count: tl.tensor,
-) -> tl.tensor:
-    """Whether rows i and j share a source; everybody is a mate of a row beyond the last."""
-    a_inside = a_rows < a_count
-    b_inside = b_rows < b_count
-    a0 = tl.load(a_sources + 2 * a_rows, mask=a_inside, other=-1)[:, None]
-    a1 = tl.load(a_sources + 2 * a_rows + 1, mask=a_inside, other=-1)[:, None]
-    b0 = tl.load(b_sources + 2 * b_rows, mask=b_inside, other=-1)[None, :]
-    b1 = tl.load(b_sources + 2 * b_rows + 1, mask=b_inside, other=-1)[None, :]
-    shared = (a0 == b0) | (a0 == b1) | (a1 == b0) | (a1 == b1)
-    return shared | (b0 < 0) | (a0 < 0)
+FEW_ROWS = 64  # at most as many get a tile of as many rows, on half the warps
 
 
 @jit
 def scan_kernel(
-    z_ptr: tl.tensor,
-    all_ptr: tl.tensor,
-    sources_ptr: tl.tensor,
-    all_sources_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    a_low_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    b_low_ptr: tl.tensor,
+    a_rank_ptr: tl.tensor,
+    b_rank_ptr: tl.tensor,
+    flag_ptr: tl.tensor,
     top_ptr: tl.tensor,
     total_ptr: tl.tensor,
     index_ptr: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     columns_per_split: tl.tensor,
+    flag_stride: tl.tensor,
     scale: tl.tensor,
     D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PARTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    LSE: tl.constexpr,
+    NEAREST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ) -> None:
-    """``top_i = max_k t_ik``, its lowest k, ``sum_k 2^(t_ik - top_i)``; ``t = z.z scale``."""
+    """``top_i = max_k t_ik``, its lowest k, ``sum_k 2^(scale (t_ik - top_i))``; ``t = a.b``."""
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(1)
-    top = tl.full((BLOCK_M,), -3.0e38, tl.float32)
+    k = tl.arange(0, BLOCK_K)
+    top = tl.full((BLOCK_M,), -1.0e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     index = tl.full((BLOCK_M,), -1, tl.int32)
     end = tl.minimum((split + 1) * columns_per_split, columns)
-    for first in range(split * columns_per_split, end, BLOCK_N):
+    # Flattened, both loops are one pipeline: the next tile is loaded while this one is summed up.
+    for first in tl.range(split * columns_per_split, end, BLOCK_N, num_stages=STAGES, flatten=True):
         j = first + tl.arange(0, BLOCK_N)
-        t = similarity_tile(
-            z_ptr, i, rows, all_ptr, j, end, D, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION
-        )
-        mate = mate_tile(sources_ptr, i, rows, all_sources_ptr, j, end)
-        t = tl.where(mate, float("-inf"), t * scale)
-        best, where = tl.max(t, axis=1, return_indices=True, return_indices_tie_break_left=True)
-        index = tl.where(best > top, first + where, index)
+        t = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for start_k in range(0, D, BLOCK_K):
+            a = load_tile(a_ptr, i, rows, start_k + k, D, BLOCK_K)
+            b = load_tile(b_ptr, j, end, start_k + k, D, BLOCK_K)
+            if PARTS == 2:
+                a_low = load_tile(a_low_ptr, i, rows, start_k + k, D, BLOCK_K)
+                b_low = load_tile(b_low_ptr, j, end, start_k + k, D, BLOCK_K)
+                t = add_product(a, tl.trans(b_low), t, WIDE)
+                t = add_product(a_low, tl.trans(b), t, WIDE)
+            t = add_product(a, tl.trans(b), t, WIDE)
+        flagged = tl.load(flag_ptr + tl.program_id(0) * flag_stride + first // BLOCK_N) != 0
+        if flagged | (first + BLOCK_N > end):
+            t = without_mates(t, a_rank_ptr, i, rows, b_rank_ptr, j, end)
+        best = tl.max(t, axis=1)
         higher = tl.maximum(top, best)
-        total = total * tl.exp2(top - higher) + tl.sum(tl.exp2(t - higher[:, None]), axis=1)
+        if NEAREST:
+            lowest = tl.min(tl.where(t == best[:, None], j[None, :], columns), axis=1)
+            index = tl.where(best > top, lowest, index)
+        if LSE:
+            part = tl.sum(tl.exp2(t * scale - (higher * scale)[:, None]), axis=1)
+            total = total * tl.exp2((top - higher) * scale) + part
         top = higher
     out = split.to(tl.int64) * rows + i
     inside = i < rows
@@ -141,58 +87,78 @@ def scan_kernel(
     tl.store(index_ptr + out, index, mask=inside)
 
 
-TUNED = {
-    configs: tuned(scan_kernel, configs, key=["D"]) for configs in (FLOAT32_CONFIGS, HALF_CONFIGS)
-}
-
-
 def scan(
-    batch: GlobalBatch, tau: float, *, lse: bool, nearest: bool, splits: int | None = None
+    a: Factors,
+    b: Factors,
+    runs: Runs,
+    tau: float,
+    *,
+    lse: bool,
+    nearest: bool,
+    splits: int | None = None,
 ) -> Scan:
     """Log-sum-exp of the negatives and the most similar negative of each local row.
 
     Args:
-        batch: Local rows and global batch.
+        a: The local rows.
+        b: The global batch.
+        runs: Who shares a source with whom.
         tau: Temperature of the log-sum-exp.
         lse: Whether to return the former.
         nearest: Whether to return the latter.
         splits: Parts into which the columns are cut; as many as fill the GPU by default.
     """
-    z, all_z = batch.z.contiguous(), batch.all_z.contiguous()
-    n, columns = len(z), len(all_z)
-    if splits is None:
-        splits = column_splits(n, columns, block=128, device=z.device)
-    top = z.new_empty(splits, n, dtype=torch.float32)
+    (n, d), columns = a.high.shape, len(b.high)
+    gpu = gpu_of(a.high.device)
+    tile = scan_tile(gpu, a.parts, n)
+    block_m, block_n = tile["BLOCK_M"], tile["BLOCK_N"]
+    splits = splits or column_splits(n, columns, block_m, gpu)
+    per_split = triton.cdiv(triton.cdiv(columns, splits), block_n) * block_n
+    splits = triton.cdiv(columns, per_split)
+    flags = mark_tiles(runs, n, columns, block_m, block_n)
+    top = a.high.new_empty(splits, n, dtype=torch.float32)
     total = torch.empty_like(top)
     index = torch.empty_like(top, dtype=torch.int32)
-    scale = 1.0 / (tau * math.log(2.0))
-    kernel, tile = _kernel_for(z)
-    kernel[lambda meta: (triton.cdiv(n, meta["BLOCK_M"]), splits)](
-        *(z, all_z, *compact(batch.sources, batch.all_sources), top, total, index),
-        *(n, columns, triton.cdiv(columns, splits), scale),
-        D=z.shape[1],
-        PRECISION=input_precision(z),
+    # Products of two scaled factors; base 2, the hardware's own exponential.
+    unit = 1.0 / (a.scale * b.scale)
+    start(
+        scan_kernel,
+        (triton.cdiv(n, block_m), splits),
+        a.high,
+        *(a.low, b.high, b.low, runs.rank, runs.all_rank, flags, top, total, index),
+        *(n, columns, per_split, flags.shape[1], unit / (tau * math.log(2.0))),
+        D=d,
+        PARTS=a.parts,
+        WIDE=a.wide,
+        LSE=lse,
+        NEAREST=nearest,
         **tile,
-        **FUSED,
     )
     highest = top.amax(0)
     return Scan(
-        lse=_log_sum(top, total, highest) if lse else None,
+        lse=_log_sum(top, total, highest, unit / tau) if lse else None,
         index=_lowest_index(top, index, highest) if nearest else None,
-        similarity=highest / scale,
+        similarity=highest * unit,
     )
 
 
-def _kernel_for(z: Tensor) -> tuple[Kernel, dict[str, int]]:
-    """The tuned kernel; under the interpreter, the only way CPU tensors get here, the plain one."""
-    configs = FLOAT32_CONFIGS if z.dtype == torch.float32 else HALF_CONFIGS
-    return (scan_kernel, configs[0].kwargs) if z.is_cpu else (TUNED[configs], {})
+def scan_tile(gpu: Gpu, parts: int, rows: int) -> dict[str, int]:
+    """Tile, stages and warps of ``scan_kernel``, by the GPU and the rows at hand."""
+    if rows <= FEW_ROWS:
+        sizes = (FEW_ROWS, 64, 32 if gpu.shared < 96 << 10 else 64, 2, 4)
+    elif gpu.generation >= 90:
+        sizes = (128, 256, 64, 3, 8) if parts == 1 else (128, 128, 64, 3, 8)
+    elif gpu.generation == 80:
+        sizes = (128, 128, 32, 3, 8)
+    else:
+        sizes = (128, 64, 32, 2, 8)
+    return dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K", "STAGES", "num_warps"), sizes, strict=True))
 
 
-def _log_sum(top: Tensor, total: Tensor, highest: Tensor) -> Tensor:
+def _log_sum(top: Tensor, total: Tensor, highest: Tensor, scale: float) -> Tensor:
     """Join the parts' sums; a row without negatives has a total of 0, and -inf as its logarithm."""
-    joined = (total * (top - highest).exp2()).sum(0)
-    return (highest + joined.log2()) * math.log(2.0)
+    joined = (total * ((top - highest) * scale).exp()).sum(0)
+    return highest * scale + joined.log()
 
 
 def _lowest_index(top: Tensor, index: Tensor, highest: Tensor) -> Tensor:

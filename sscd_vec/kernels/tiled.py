@@ -2,51 +2,86 @@
 
 import math
 
+import torch
 from torch import Tensor
 
-from sscd_vec.kernels.batch import GlobalBatch
-from sscd_vec.kernels.launch import compact, source_runs
-from sscd_vec.kernels.neighbours import add_pair_gradient, squared_distance
+from sscd_vec.kernels import neighbours
+from sscd_vec.kernels.batch import GlobalBatch, Positives, Scan
 from sscd_vec.kernels.pull import positives, pull_positives
 from sscd_vec.kernels.push import push_negatives
 from sscd_vec.kernels.scan import scan
+from sscd_vec.kernels.tiles import Factors, Runs, sorted_sources
 
-__all__ = ["add_contrast_gradient", "add_pair_gradient", "positives", "scan", "squared_distance"]
 
+class TiledStep:
+    """The sums of one step over one batch; sources are sorted once for forward and backward."""
 
-def add_contrast_gradient(
-    batch: GlobalBatch,
-    tau: float,
-    lse: Tensor,
-    pull: Tensor,
-    count: Tensor,
-    dz: Tensor,
-    dall: Tensor | None,
-    *,
-    splits: int | None = None,
-) -> None:
-    """Fill ``dz`` and ``dall``, zero so far, with the gradient of the *sum* over rows of InfoNCE.
+    def __init__(
+        self, batch: GlobalBatch, tau: float, products: torch.dtype, saved: Tensor | None = None
+    ) -> None:
+        """Sort the sources, unless ``saved`` brings what an earlier step over the batch sorted."""
+        self._z = batch.z.contiguous()
+        self._all_z = self._z if batch.whole else batch.all_z.contiguous()
+        self._tau = tau
+        self._whole = batch.whole
+        self._a = Factors.of(self._z, products)
+        self._b = self._a if batch.whole else Factors.of(self._all_z, products)
+        if batch.row_offset is None:
+            self.saved = batch.sources.new_empty(3, 0, dtype=torch.int32)
+            self._runs = Runs.of_bank(batch.sources, batch.all_sources)
+        else:
+            self.saved = sorted_sources(batch.all_sources) if saved is None else saved
+            self._runs = Runs.of_slice(self.saved, batch.row_offset, len(self._z))
 
-    Args:
-        batch: Local rows and global batch.
-        tau: Temperature.
-        lse: (n,) log-sum-exp of each row's negatives.
-        pull: (n,) derivative of each row's loss by ``lse``.
-        count: (n,) positives of each row.
-        dz: (n, d) float32.
-        dall: (N, d) float32; ``dz`` itself for a whole batch, None if nobody asks.
-        splits: Parts into which the other side's rows are cut; as many as fill the GPU by default.
-    """
-    z, all_z = batch.z.contiguous(), batch.all_z.contiguous()
-    sources, all_sources = compact(batch.sources, batch.all_sources)
-    weight = ((pull / tau).log() - lse) / math.log(2.0)
-    # Without negatives lse is -inf and without positives pull is 0: neither pushes anybody.
-    weight = weight.where((pull > 0) & (lse > float("-inf")), float("-inf"))
-    offset, anchors = batch.row_offset, "both" if batch.whole else "a"
-    push_negatives(z, all_z, sources, all_sources, weight, tau, dz, anchors, splits)
-    runs = source_runs(sources, all_sources)
-    pull_positives(z, all_z, sources, all_sources, runs, lse, count, offset, tau, dz, anchors)
-    if dall is not None and not batch.whole:
-        push_negatives(all_z, z, all_sources, sources, weight, tau, dall, "b", splits)
-        runs = source_runs(all_sources, sources)
-        pull_positives(all_z, z, all_sources, sources, runs, lse, count, -offset, tau, dall, "b")
+    def scan(self, *, lse: bool, nearest: bool, splits: int | None = None) -> Scan:
+        """Each local row's log-sum-exp over negatives, and its most similar negative."""
+        return scan(
+            self._a, self._b, self._runs, self._tau, lse=lse, nearest=nearest, splits=splits
+        )
+
+    def positives(self, lse: Tensor) -> Positives:
+        """Each local row's loss from its positives, and the loss's derivative by ``lse``."""
+        return positives(self._z, self._all_z, self._runs, self._tau, lse)
+
+    def squared_distance(self, index: Tensor) -> Tensor:
+        """``||z_i - z_index(i)||^2``; of no meaning at index -1."""
+        return neighbours.squared_distance(self._z, self._all_z, index)
+
+    def add_contrast_gradient(
+        self,
+        lse: Tensor,
+        pull: Tensor,
+        count: Tensor,
+        similarity: Tensor,
+        dz: Tensor,
+        dall: Tensor | None,
+        *,
+        splits: int | None = None,
+    ) -> None:
+        """Fill ``dz`` and ``dall`` with the gradient of the *sum* over rows of InfoNCE.
+
+        Args:
+            lse: (n,) log-sum-exp of each row's negatives.
+            pull: (n,) derivative of each row's loss by ``lse``.
+            count: (n,) positives of each row.
+            similarity: (n,) cosine of each row's nearest negative.
+            dz: (n, d) float32.
+            dall: (N, d) float32; ``dz`` itself for a whole batch, None if nobody asks.
+            splits: Parts into which the other side's rows are cut.
+        """
+        weight = ((pull / self._tau).log() - lse) / math.log(2.0)
+        # Without negatives lse is -inf and without positives pull is 0: neither pushes anybody.
+        weight = weight.where((pull > 0) & (lse > float("-inf")), float("-inf"))
+        top = similarity / (self._tau * math.log(2.0))
+        sides = [("both" if self._whole else "a", self._a, self._b, self._z, self._all_z, dz)]
+        if dall is not None and not self._whole:
+            sides.append(("b", self._b, self._a, self._all_z, self._z, dall))
+        for anchors, a, b, rows, others, gradient in sides:
+            push_negatives(a, b, self._runs, weight, top, self._tau, gradient, anchors, splits)
+            pull_positives(rows, others, self._runs, lse, count, self._tau, gradient, anchors)
+
+    def add_pair_gradient(
+        self, index: Tensor, slope: Tensor, dz: Tensor, dall: Tensor | None
+    ) -> None:
+        """Add the gradient of ``sum_i slope_i ||z_i - z_index(i)||^2 / 2`` to both sides."""
+        neighbours.add_pair_gradient(self._z, self._all_z, index, slope, dz, dall)

@@ -85,7 +85,9 @@ class TrainConfig:
         layer_decay: Learning rate factor per trunk stage away from the head; 1 is uniform.
         clip_norm: Largest gradient norm; 0 does not clip.
         ema: Decay of the averaged weights that are validated and written; 0 uses the raw ones.
-        precision: Autocast type of the network; the losses are always float32.
+        precision: Autocast type of the network. The losses are float32; on a GPU, unless this is
+            float32, they multiply the descriptors of negatives in float16.
+        exact_negatives: Multiply negatives in float32 too, at several times the cost of the loss.
         compile: Run the network through ``torch.compile``.
         seed: Fixes initial weights, order, augmentations and mixing.
         decoded: Keep decoded images in ``"memory"``, ``"stream"`` them, or decide by size.
@@ -139,6 +141,7 @@ class TrainConfig:
     clip_norm: float = 0.0
     ema: float = 0.0
     precision: Precision = "float32"
+    exact_negatives: bool = False
     compile: bool = False
     seed: int = 0
     decoded: Decoded = "auto"

@@ -65,6 +65,18 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def sum_own_rows(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks of the rows that are this rank's: a share of the message of ``sum``.
+
+        Args:
+            tensor: Rows of every rank, as many of each, in rank order.
+        """
+        if self.count == 1:
+            return tensor
+        own = tensor.new_empty(len(tensor) // self.count, *tensor.shape[1:])
+        dist.reduce_scatter_tensor(own, tensor.contiguous())
+        return own
+
     def from_first(self, tensor: Tensor) -> Tensor:
         """The first rank's values, in place."""
         if self.count > 1:

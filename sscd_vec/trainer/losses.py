@@ -66,17 +66,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Objective:
-    """``InfoNCE-mix + lambda * KoLeo`` over all ranks' descriptors, always in float32.
+    """``InfoNCE-mix + lambda * KoLeo`` over all ranks' descriptors, in float32.
+
+    Under autocast on a GPU the descriptors of negatives are multiplied in half precision.
 
     Attributes:
         tau: Temperature.
         ranks: The processes that share the batch.
         memory: Descriptors of earlier steps, as further negatives.
+        exact_negatives: Multiply negatives in float32 under autocast too.
     """
 
     tau: float
     ranks: Ranks = Ranks()
     memory: Memory = field(default_factory=lambda: Memory(0))
+    exact_negatives: bool = False
 
     def gradient(
         self, z: Tensor, sources: Tensor, entropy_weight: float
@@ -100,8 +104,9 @@ class Objective:
         all_sources = self.ranks.gather(sources)
         earlier, earlier_sources = self.memory.strangers(all_sources)
         self._remember(everyone, all_sources)
+        products = torch.float32 if self.exact_negatives else None
         if self.ranks.count == 1 and not len(earlier):
-            loss = sscd_loss(own, sources, self.tau, entropy_weight)
+            loss = sscd_loss(own, sources, self.tau, entropy_weight, products=products)
             gradient = torch.autograd.grad(loss.total, own)[0]
             return SSCDLoss(*(part.detach() for part in loss)), gradient
         everyone.requires_grad_()
@@ -114,9 +119,10 @@ class Objective:
             all_z=torch.cat([everyone, earlier]) if len(earlier) else everyone,
             all_sources=torch.cat([all_sources, earlier_sources]),
             row_offset=first,
+            products=products,
         )
         as_row, as_column = torch.autograd.grad(loss.total, (own, everyone))
-        as_column = self.ranks.sum(as_column)[first : first + len(own)]
+        as_column = self.ranks.sum_own_rows(as_column)
         mean = self.ranks.sum(torch.stack([part.detach() for part in loss])) / self.ranks.count
         return SSCDLoss(*mean.unbind()), (as_row + as_column) / self.ranks.count
 
@@ -149,7 +155,7 @@ def backward(
         objective: The loss.
         entropy_weight: lambda at this step.
         chunk: Views encoded at once; 0 for all.
-        precision: Autocast type of the trunk.
+        precision: Autocast type of the trunk; the loss is told of it.
         describe: A compiled ``model.describe``, if there is one.
         scale: Multiplies the gradient against underflow in float16.
 
@@ -163,7 +169,8 @@ def backward(
         chunks = [model.frozen_features(part) for part in torch.split(images, size)]
     if len(chunks) == 1:
         z = describe(chunks[0], precision)
-        loss, gradient = objective.gradient(z, sources, entropy_weight)
+        with torch.autocast(images.device.type, precision, enabled=lower):
+            loss, gradient = objective.gradient(z, sources, entropy_weight)
         torch.autograd.backward(z, _scaled(gradient, scale))
         return loss
 
@@ -173,7 +180,8 @@ def backward(
         for part in chunks:
             states.append(_random_state(part.device))
             encoded.append(describe(part, precision))
-    loss, gradient = objective.gradient(torch.cat(encoded), sources, entropy_weight)
+    with torch.autocast(images.device.type, precision, enabled=lower):
+        loss, gradient = objective.gradient(torch.cat(encoded), sources, entropy_weight)
     gradients = torch.split(_scaled(gradient, scale), size)
     for part, state, dz in zip(chunks, states, gradients, strict=True):
         _set_random_state(state, part.device)  # the same dropout as in the first pass

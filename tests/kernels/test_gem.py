@@ -1,5 +1,7 @@
 """GeM on a CPU: plain torch, exactly the definition."""
 
+from typing import cast
+
 import pytest
 import torch
 
@@ -27,6 +29,25 @@ def test_any_power_stays_finite(p: float) -> None:
     torch.autograd.backward(expected.sum())
     assert x.grad is not None and wide.grad is not None
     torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-4, atol=1e-7)
+
+
+NOT_FINITE = {"nan": float("nan"), "inf": float("inf")}
+
+
+@pytest.mark.parametrize("bad", NOT_FINITE)
+@pytest.mark.parametrize("p", [1.0, 3.0, 2.5, 0.5])
+def test_values_that_are_not_finite_stay_so(p: float, bad: str) -> None:
+    """Where the definition gives NaN or infinity, so does the pooling: training must notice."""
+    x = feature_map(2, 3, 3, 3)
+    x[0, 1, 1, 1] = NOT_FINITE[bad]
+    ours, plain = x.clone().requires_grad_(), x.clone().requires_grad_()
+    pooled, expected = gem_pool(ours, p), reference.gem_pool(plain, p)
+    torch.autograd.backward(pooled.sum())
+    torch.autograd.backward(expected.sum())
+    assert ours.grad is not None and plain.grad is not None
+    assert not pooled[0, 1].isfinite() and pooled.isfinite().sum() == pooled.numel() - 1
+    torch.testing.assert_close(pooled, expected, equal_nan=True)
+    torch.testing.assert_close(ours.grad, plain.grad, equal_nan=True, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("p", [1.0, 3.0, 2.2])
@@ -66,6 +87,12 @@ def test_errors_name_what_came() -> None:
             gem_pool(torch.ones(1, 1, 2, 2), p=p)
     with pytest.raises(ValueError, match="eps=0"):
         gem_pool(torch.ones(1, 1, 2, 2), eps=0)
+
+
+def test_a_learned_p_is_refused() -> None:
+    learned = cast(float, torch.nn.Parameter(torch.tensor(3.0)))
+    with pytest.raises(TypeError, match=r"p is fixed .* pass float\(p\)"):
+        gem_pool(torch.ones(1, 1, 2, 2), learned)
 
 
 class _Pool(torch.nn.Module):

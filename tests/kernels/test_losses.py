@@ -67,6 +67,11 @@ def test_nearest_negative_equals_the_reference(name: str) -> None:
     torch.testing.assert_close(found.distance, expected.distance)
 
 
+def test_the_nearest_negative_carries_no_gradient() -> None:
+    z = descriptors(20, 4).requires_grad_()
+    assert not nearest_negative(z, views(20)).distance.requires_grad
+
+
 def test_logged_similarities() -> None:
     case = CASES["d=17"]
     found, expected = (f(case.z, case.sources) for f in (sscd_loss, reference.sscd_loss))

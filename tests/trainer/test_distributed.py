@@ -62,6 +62,9 @@ def run_as_rank(out: str) -> None:
     assert ranks.any(ranks.rank == 1), "what happens on one rank is known to all"
     assert not ranks.any(False)
     assert ranks.merged({f"{ranks.rank}.jpg": "bad"}) == {"0.jpg": "bad", "1.jpg": "bad"}
+    rows = torch.arange(8.0).view(4, 2) * (ranks.rank + 1)
+    summed = 3 * torch.arange(8.0).view(4, 2)
+    assert torch.equal(ranks.sum_own_rows(rows), summed[2 * ranks.rank : 2 * ranks.rank + 2])
     weight = torch.nn.Parameter(torch.full((3,), float(ranks.rank)))
     with torch.no_grad():
         assert ranks.from_first(weight).tolist() == [0, 0, 0]

@@ -8,6 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.model import build_model
 from sscd_vec.kernels import SSCDLoss, sscd_loss
+from sscd_vec.trainer import losses
 from sscd_vec.trainer.losses import Memory, Objective, backward
 from sscd_vec.trainer.model import SplitModel, batch_norms, stages_of
 from tests.trainer import tiny
@@ -73,6 +74,34 @@ def test_chunks_record_batch_statistics_once(split: SplitModel) -> None:
     for i, norm in enumerate(batch_norms(split)):
         torch.testing.assert_close(norm.state_dict()["running_mean"], expected[i])
         assert norm.momentum == 0.1
+
+
+@pytest.mark.parametrize("chunk", [0, 4])
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_loss_is_told_the_precision_of_the_trunk(
+    split: SplitModel, monkeypatch: pytest.MonkeyPatch, chunk: int, exact: bool
+) -> None:
+    """Under autocast a GPU multiplies negatives in half precision, unless that is forbidden."""
+    seen: list[tuple[bool, torch.dtype | None]] = []
+
+    def recorded(
+        z: Tensor, sources: Tensor, tau: float, weight: float, *, products: torch.dtype | None
+    ) -> SSCDLoss:
+        seen.append((torch.is_autocast_enabled("cpu"), products))
+        return sscd_loss(z, sources, tau, weight, products=products)
+
+    monkeypatch.setattr(losses, "sscd_loss", recorded)
+    split.training_mode()
+    objective = Objective(tau=0.05, exact_negatives=exact)
+    for precision in (torch.float32, torch.float16):
+        backward(
+            *(split, torch.randn(8, 3, 24, 24), SOURCES, objective, 5.0),
+            chunk=chunk,
+            precision=precision,
+            describe=lambda images, precision: split.describe(images),
+        )
+    products = torch.float32 if exact else None
+    assert seen == [(False, products), (True, products)]
 
 
 def unit(*degrees: float) -> Tensor:
