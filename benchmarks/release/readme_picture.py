@@ -1,22 +1,33 @@
-"""The README's picture: an original, an edited copy, what matched, and the score.
+"""The README's picture, and what its first lines print.
 
     python benchmarks release/readme_picture
 
-The original is matplotlib's sample portrait of Grace Hopper (James S. Davis, U.S. Navy, public
-domain). The bank also holds drawn images, so that the match has rivals.
+Draws an original, an edited copy, what matched, and the score, and runs the README's own code on
+the same images. The original is matplotlib's sample portrait of Grace Hopper (James S. Davis, U.S.
+Navy, public domain). The bank also holds drawn images, so that the match has rivals.
 """
 
+import contextlib
+import io
+import os
+import re
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib.cbook
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageEnhance, ImageFilter, ImageFont
 
 from sscd_vec import Bank
 from sscd_vec.cli.pictures import draw
 from sscd_vec.encoder.heatmap import paint_heatmap
 
-TARGET = Path(__file__).parents[2] / "docs" / "images" / "copy.png"
+README = Path(__file__).parents[2] / "README.md"
+TARGET = README.parent / "docs" / "images" / "copy.png"
+PRINTED = re.compile(r"(```python\n(?P<code>.*?)```\n\n```text\n).*?(```\n)", re.DOTALL)
+SHOWN = 3  # lines of output
 HEIGHT, GAP, CAPTION = 360, 18, 44
 INK, PAPER, FAINT = (27, 31, 36), (255, 255, 255), (102, 112, 128)
 RIVALS = 200
@@ -43,6 +54,30 @@ def main() -> None:
     ]
     sheet(panels).save(TARGET, optimize=True)
     print(f"{TARGET.name}: {best.id} {best.score:.3f} ({verdict}), next best {second.score:.3f}")
+    text = README.read_text()
+    lines = run_block(
+        text, {"original.jpg": original, **dict(zip(names[1:], rivals, strict=True))}, copy
+    )
+    README.write_text(PRINTED.sub(lambda match: f"{match[1]}{lines}{match[3]}", text, count=1))
+    print(lines, end="")
+
+
+def run_block(
+    text: str, known: Mapping[str, Image.Image | NDArray[np.uint8]], upload: Image.Image
+) -> str:
+    """The first lines that the first Python block of a page prints, in a folder of these images."""
+    block = PRINTED.search(text)
+    assert block is not None, "the README has no Python block with its output below"
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        Path("photos").mkdir()
+        for name, pixels in known.items():
+            Image.fromarray(pixels).save(Path("photos", name).with_suffix(".jpg"), quality=95)
+        upload.save("upload.jpg", quality=90)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(block["code"], {})
+        shown = printed.getvalue().replace(os.path.realpath(place), "/home/me")
+    return "".join(line + "\n" for line in [*shown.splitlines()[:SHOWN], "..."])
 
 
 def edit(image: Image.Image) -> Image.Image:

@@ -217,24 +217,27 @@ def measure(background: Descriptors, unit: bool, max_length: float | None) -> tu
 # ---------------------------------------------------------------------- the same image twice
 
 
-def without_references(rows: Iterable[Float32], references: Float32) -> Iterator[Float32]:
-    """Pass the batches of a background on; refuse it at their end if it holds any reference.
+def read_once(
+    background: Descriptors, references: ArrayLike | None, sample: RowSample | None
+) -> Descriptors:
+    """A background that is compared with references, and sampled, as it is read.
 
     Raises:
-        OverlapError: With all duplicated rows in ``pairs``.
+        OverlapError: At its end, if it holds any reference.
     """
-    found: list[NDArray[np.int64]] = []
-    seen = 0
-    for batch in rows:
-        found.append(overlapping_pairs(batch, references, ROUNDING) + np.array([seen, 0]))
-        seen += len(batch)
-        yield batch
-    if found:
-        refuse_pairs(np.concatenate(found))
+    rows = background
+    if references is not None:
+        bank = as_descriptors(references, what="references")
+        rows = _without_references(batches(rows, bank.shape[1]), bank)
+    return rows if sample is None else sample.watch(batches(rows))
 
 
-def refuse_pairs(pairs: NDArray[np.int64]) -> None:
-    """Raise an ``OverlapError`` that names them, if there are any ``overlapping_pairs``."""
+def refuse_overlap(pairs: NDArray[np.int64]) -> None:
+    """Refuse a background that has ``overlapping_pairs`` with references.
+
+    Raises:
+        OverlapError: Naming the first pair, with all of them in ``pairs``.
+    """
     if len(pairs):
         raise OverlapError(
             f"{len(pairs)} background rows are also among the references (first: background "
@@ -242,6 +245,18 @@ def refuse_pairs(pairs: NDArray[np.int64]) -> None:
             "normalized away. Fit on a background without them",
             pairs,
         )
+
+
+def _without_references(rows: Iterable[Float32], references: Float32) -> Iterator[Float32]:
+    """Pass the batches of a background on; refuse it at their end if it holds any reference."""
+    found: list[NDArray[np.int64]] = []
+    seen = 0
+    for batch in rows:
+        found.append(overlapping_pairs(batch, references, ROUNDING) + np.array([seen, 0]))
+        seen += len(batch)
+        yield batch
+    if found:
+        refuse_overlap(np.concatenate(found))
 
 
 def overlapping_pairs(

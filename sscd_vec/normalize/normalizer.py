@@ -1,46 +1,37 @@
 """``Normalizer``: whitening, score normalization, lift and thresholds, fitted and kept together."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from sscd_vec import models
-from sscd_vec.normalize import persistence
-from sscd_vec.normalize.calibration import KINDS, Kind, Threshold, UncalibratedError, calibrate
-from sscd_vec.normalize.calibration.calibrate import Options
-from sscd_vec.normalize.descriptors import (
-    HALF_ROUNDING,
-    MEMORY,
-    ROUNDING,
-    Descriptors,
-    Float32,
-    Float64,
-    RowSample,
-    as_descriptors,
-    batches,
-    collect,
-    is_array,
-    measure,
-    overlapping_pairs,
-    refuse_pairs,
-    require_unit,
-    unit,
-    without_references,
+from sscd_vec.normalize import descriptors, persistence
+from sscd_vec.normalize.calibration import (
+    Calibration,
+    FalseMatchCurve,
+    Kind,
+    Options,
+    Threshold,
+    calibrate,
 )
+from sscd_vec.normalize.descriptors import MEMORY, Descriptors, Float32, Float64, batches
+from sscd_vec.normalize.domain import Domain, Outside
 from sscd_vec.normalize.lift import Lift, Metric, Numbers
 from sscd_vec.normalize.persistence import HasFingerprint, NormalizerFileError, fingerprint_of
 from sscd_vec.normalize.score_norm import ScoreNorm, Search
+from sscd_vec.normalize.verdict import Proof, Verdict, Verdicts
 from sscd_vec.normalize.whitening import Matmul, Mode, Whitening, fit_whitening
 
 Precision = Literal["float32", "float16"]
 PAPER = ScoreNorm()
+_PRODUCTS = ("matmul", "search")  # how, not what: neither saved nor pickled
 
 
 class FingerprintMismatch(ValueError):
@@ -65,7 +56,9 @@ class Normalizer:
         unit: Whether stored vectors have unit length (always so after whitening).
         max_length: ``R``, the longest vector allowed; 1 for unit vectors.
         background_precision: How the background is kept on file and rounded in memory.
-        thresholds: Calibrated thresholds by kind.
+        thresholds: What counts as a copy, by kind of score.
+        curves: How often strangers score how high, by kind of score.
+        domain: Tells images like the background from all others, or None.
         matmul: Whitens; see ``with_products``. Never saved.
         search: Finds background neighbours instead of the exhaustive search. Never saved.
     """
@@ -79,16 +72,29 @@ class Normalizer:
     max_length: float = 1.0
     background_precision: Precision = "float32"
     thresholds: Mapping[Kind, Threshold] = field(default_factory=dict)
+    curves: Mapping[Kind, FalseMatchCurve] = field(default_factory=dict, repr=False)
+    domain: Domain | None = None
     matmul: Matmul = field(default=np.matmul, repr=False)
     search: Search | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Freeze what could still be changed."""
-        object.__setattr__(self, "thresholds", MappingProxyType(dict(self.thresholds)))
+        for name in ("thresholds", "curves"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         if self.background is not None:
             self.background.setflags(write=False)
 
     # ------------------------------------------------------------------ made
+
+    def __reduce__(self) -> tuple[Callable[..., "Normalizer"], tuple[()]]:
+        """Another process makes its products its own way."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        kept: dict[str, Any] = {
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in values.items()
+            if name not in _PRODUCTS
+        }
+        return partial(Normalizer, **kept), ()
 
     @classmethod
     def fit(
@@ -130,15 +136,15 @@ class Normalizer:
             references: If given, refuse a background that holds any of these descriptors.
             seed: Of the sample.
         """
-        sample = RowSample(background_size, seed)
+        sample = descriptors.RowSample(background_size, seed)
         # A generator can be read once: whiten on all of it, keep what the bias needs.
-        keep = None if score_norm is None or is_array(background) else sample
-        rows = _rows_once(background, references, keep)
+        keep = None if score_norm is None or descriptors.is_array(background) else sample
+        rows = descriptors.read_once(background, references, keep)
         fingerprint = fingerprint_of(encoder)
-        shipped = partial(persistence.shipped_whitening, fingerprint)
+        shipped, domain = persistence.shipped_whitening(fingerprint)
         transform = fit_whitening(rows, whitening, dim, eps, l2_before, shipped)
         if transform is None:
-            dim_in, radius = measure(rows, unit, max_length)
+            dim_in, radius = descriptors.measure(rows, unit, max_length)
         elif unit and max_length is None:
             dim_in, radius = transform.dim_in, 1.0
         else:
@@ -149,6 +155,8 @@ class Normalizer:
         if isinstance(rows, Iterator):
             deque(rows, maxlen=0)  # whatever a fitted whitening left unread
         fitted = cls(dim_in, transform, None, None, fingerprint, unit, radius)
+        if transform is not None and transform is shipped:
+            fitted = fitted.with_domain(domain)
         if score_norm is None:
             return fitted
         kept = background if keep is None else sample.rows()
@@ -228,10 +236,10 @@ class Normalizer:
         """Descriptors ``(n, dim_in)`` as they are compared: ``(n, dim)``, unit length."""
         if self.whitening is not None:
             return self.whitening.apply(z, self.matmul)
-        z = as_descriptors(z, self.dim_in)
+        z = descriptors.as_descriptors(z, self.dim_in)
         if self.unit:
-            require_unit(z)
-            return unit(z)
+            descriptors.require_unit(z)
+            return descriptors.unit(z)
         return z
 
     def biases(self, z: ArrayLike, memory: int = MEMORY) -> Float32:
@@ -304,21 +312,69 @@ class Normalizer:
 
     # ------------------------------------------------------------------ thresholds
 
-    def threshold(self, kind: Kind = "search") -> float:
-        """The calibrated threshold of a kind of score.
+    @property
+    def largest_score(self) -> float:
+        """What no score exceeds: that of an exact copy without a bias, ``R^2``."""
+        return self.max_length**2
 
-        Raises:
-            UncalibratedError: If there is none.
+    @cached_property
+    def verdicts(self) -> Verdicts:
+        """Thresholds and curves at work: what the next methods ask."""
+        return Verdicts(self.thresholds, self.curves)
+
+    def false_match_rate(
+        self, score: float, bank_size: int, kind: Kind = "search", views: int | None = None
+    ) -> float:
+        """Share of strangers that find a score this high in a bank of this size.
+
+        ``views`` is the number of comparisons per reference, if not that of the calibration.
         """
-        if kind not in KINDS:
-            raise ValueError(f"kind: expected one of {KINDS}, got {kind!r}")
-        if kind not in self.thresholds:
-            raise UncalibratedError(
-                f"no calibrated threshold for {kind!r} scores (stored: "
-                f"{sorted(self.thresholds) or 'none'}); use Normalizer.calibrate or "
-                f"`sscd-vec calibrate`, or pass a number"
-            )
-        return self.thresholds[kind].value
+        return self.verdicts.curve(kind).rate(score, bank_size, views)
+
+    def threshold_for(
+        self, rate: float, bank_size: int, kind: Kind = "search", views: int | None = None
+    ) -> float:
+        """The score that a share ``rate`` of strangers finds in a bank of this size."""
+        return self.verdicts.curve(kind).score(rate, bank_size, views)
+
+    def threshold(
+        self, kind: Kind = "search", bank_size: int | None = None, views: int | None = None
+    ) -> float:
+        """The score of a copy in a bank of this size; see ``Verdicts.threshold``."""
+        return self.verdicts.threshold(kind, bank_size, views)
+
+    def judge(
+        self,
+        score: float,
+        bank_size: int | None = None,
+        kind: Kind = "search",
+        *,
+        views: int | None = None,
+        threshold: float | None = None,
+        in_doubt: bool = False,
+        shift: float = 0.0,
+        proof: Proof | None = None,
+    ) -> Verdict:
+        """The verdict on a pair of images; see ``Verdicts.judge``."""
+        return self.verdicts.judge(
+            score,
+            bank_size,
+            kind,
+            views=views,
+            threshold=threshold,
+            in_doubt=in_doubt,
+            shift=shift,
+            proof=proof,
+        )
+
+    def outside(self, whitened: Float32) -> Outside:
+        """Which vectors that ``whiten`` returned lie outside what is known; none without a domain.
+
+        A score between two images outside says little: give both facts to ``judge``.
+        """
+        if self.domain is None:
+            return Outside.none(len(whitened))
+        return self.domain.examine(whitened, self.whitened_biases, self.score_norm)
 
     def calibrate(
         self,
@@ -327,15 +383,12 @@ class Normalizer:
         is_match: ArrayLike | None = None,
         **options: Unpack[Options],
     ) -> "Normalizer":
-        """The same with a calibrated threshold; fits the same indexes.
+        """The same with a calibrated threshold and curve; takes what ``calibrate`` takes.
 
-        Takes what ``sscd_vec.normalize.calibrate`` takes, where it is explained::
-
-            normalizer.calibrate(held_out, false_match_rate=1e-3, bank_size=1_000_000)
-            normalizer.calibrate(queries, references, is_match, precision=0.9)
+        For example ``calibrate(held_out, false_match_rate=1e-3, bank_size=1_000_000)``, or
+        ``calibrate(queries, references, is_match, precision=0.9)``.
         """
-        found = calibrate(self, queries, references, is_match, **options)
-        return self.with_threshold(found.threshold)
+        return self.with_calibration(calibrate(self, queries, references, is_match, **options))
 
     # ------------------------------------------------------------------ changed
 
@@ -343,49 +396,80 @@ class Normalizer:
         self,
         background: Descriptors,
         *,
+        extend: bool = False,
         score_norm: ScoreNorm | None = None,
         keep: Precision | None = None,
         size: int | None = None,
         seed: int = 0,
     ) -> "Normalizer":
-        """The same reference side with another background for the bias. Thresholds are dropped."""
+        """The same reference side with another background for the bias; fits the same indexes.
+
+        Args:
+            background: ``(n, dim_in)`` array or iterable of batches.
+            extend: Add to the background there is. That can only raise biases and lower scores, so
+                thresholds and curves stay: strangers pass less often than they say. Without it
+                they are dropped.
+            score_norm: Settings of the bias, if not the same.
+            keep: ``"float32"`` or ``"float16"``, if not the same.
+            size: Keep a random sample of this many rows.
+            seed: Of the sample.
+        """
         keep = self.background_precision if keep is None else keep
         if keep not in ("float32", "float16"):
             raise ValueError(f"keep_background: expected 'float32' or 'float16', got {keep!r}")
-        score_norm = score_norm or self.score_norm or ScoreNorm()
         if size is not None:
-            background = collect(batches(background, self.dim_in), size, seed)
-        rows = collect(self.whiten(batch) for batch in batches(background, self.dim_in))
-        if len(rows) < score_norm.n_end:
-            raise ValueError(
-                f"background: expected at least n_end = {score_norm.n_end} rows, got {len(rows)}"
-            )
-        return replace(
-            self,
-            score_norm=score_norm,
-            background=rows.astype(keep).astype(np.float32),
-            background_precision=keep,
-            thresholds={},
-            search=None,
-        )
+            background = descriptors.collect(batches(background, self.dim_in), size, seed)
+        rows = descriptors.collect(map(self.whiten, batches(background, self.dim_in)))
+        rows = rows.astype(keep).astype(np.float32)
+        if extend:
+            if self.background is None or score_norm not in (None, self.score_norm):
+                raise ValueError("extend: expected a background to add to, and the same score_norm")
+            return replace(self, background=np.concatenate([self.background, rows]), search=None)
+        norm = score_norm or self.score_norm or ScoreNorm()
+        changed = replace(self, background=rows, background_precision=keep, search=None)
+        return changed.with_score_norm(norm)
 
     def with_score_norm(self, score_norm: ScoreNorm | None) -> "Normalizer":
-        """The same with other score normalization settings. Thresholds are dropped."""
+        """The same with other score normalization settings. Thresholds and curves are dropped."""
         if score_norm is not None:
             if self.background is None:
                 raise ValueError("this normalizer has no background; use with_background")
             if score_norm.n_end > len(self.background):
                 raise ValueError(
-                    f"n_end: expected at most {len(self.background)} (the background's size), "
-                    f"got {score_norm.n_end}"
+                    f"background: expected at least n_end = {score_norm.n_end} rows, "
+                    f"got {len(self.background)}"
                 )
-        return replace(self, score_norm=score_norm, thresholds={})
+        return replace(self, score_norm=score_norm, thresholds={}, curves={})
 
     def with_threshold(self, threshold: float | Threshold, kind: Kind = "search") -> "Normalizer":
-        """The same with a threshold added or replaced; fits the same indexes."""
+        """The same with a threshold added or replaced; fits the same indexes.
+
+        Raises:
+            ValueError: If no score can reach it.
+        """
         if not isinstance(threshold, Threshold):
             threshold = Threshold(float(threshold), kind)
+        if threshold.value > self.largest_score:
+            raise ValueError(
+                f"threshold: expected at most {self.largest_score:g}, the score of an exact copy, "
+                f"got {threshold.value:g}; nothing would be found"
+            )
         return replace(self, thresholds={**self.thresholds, threshold.kind: threshold})
+
+    def with_calibration(self, calibration: Calibration) -> "Normalizer":
+        """The same with a calibration's threshold and curve; fits the same indexes."""
+        made = self.with_threshold(calibration.threshold)
+        curve = calibration.curve
+        return made if curve is None else replace(made, curves={**made.curves, curve.kind: curve})
+
+    def with_domain(self, domain: Domain | None) -> "Normalizer":
+        """The same with another notion of which images it knows; fits the same indexes."""
+        if domain is not None and len(domain.direction) != self.dim:
+            raise ValueError(
+                f"domain: expected {self.dim} dimensions, got {len(domain.direction)}; fit it on "
+                "descriptors that this normalizer whitened"
+            )
+        return replace(self, domain=domain)
 
     def with_products(
         self, matmul: Matmul | None = None, search: Search | None = None
@@ -438,16 +522,11 @@ class Normalizer:
             OverlapError: With the duplicated rows in ``pairs``.
         """
         if self.background is not None:
-            slack = HALF_ROUNDING if self.background_precision == "float16" else ROUNDING
-            refuse_pairs(overlapping_pairs(self.background, self.whiten(references), slack))
-
-
-def _rows_once(
-    background: Descriptors, references: ArrayLike | None, sample: RowSample | None
-) -> Descriptors:
-    """A background, compared with references and sampled as it is read."""
-    rows = background
-    if references is not None:
-        bank = as_descriptors(references, what="references")
-        rows = without_references(batches(rows, bank.shape[1]), bank)
-    return rows if sample is None else sample.watch(batches(rows))
+            slack = (
+                descriptors.HALF_ROUNDING
+                if self.background_precision == "float16"
+                else descriptors.ROUNDING
+            )
+            descriptors.refuse_overlap(
+                descriptors.overlapping_pairs(self.background, self.whiten(references), slack)
+            )

@@ -17,7 +17,8 @@ from safetensors.numpy import save
 
 from sscd_vec import models
 from sscd_vec.files import write_whole
-from sscd_vec.normalize.calibration.threshold import Threshold
+from sscd_vec.normalize import domain as domains
+from sscd_vec.normalize.calibration import FalseMatchCurve, Threshold
 from sscd_vec.normalize.score_norm import ScoreNorm
 from sscd_vec.normalize.whitening import Whitening
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sscd_vec.normalize.normalizer import Normalizer
 
 FORMAT = "sscd-vec.normalizer"
-VERSION = 1
+VERSION = 2  # 1 had neither curves nor a domain
 
 Settings = dict[str, Any]
 Arrays = dict[str, NDArray[Any]]
@@ -49,14 +50,13 @@ def fingerprint_of(encoder: str | HasFingerprint | None) -> str | None:
     return encoder if encoder is None or isinstance(encoder, str) else encoder.fingerprint
 
 
-def shipped_whitening(encoder: str | None) -> Whitening | None:
-    """The whitening shipped with the model of this fingerprint, if it is a shipped one."""
+def shipped_whitening(encoder: str | None) -> tuple[Whitening | None, domains.Domain | None]:
+    """What is shipped with the model of this fingerprint: its whitening, and a domain in it."""
     for name in models.shipped() if encoder is not None else ():
         fields, _ = read(models.normalizer_path(name))
         if fields["encoder"] == encoder:
-            whitening: Whitening | None = fields["whitening"]
-            return whitening
-    return None
+            return fields["whitening"], fields["domain"]
+    return None, None
 
 
 def reference_fingerprint(normalizer: "Normalizer") -> str:
@@ -174,8 +174,9 @@ def _reference_side(normalizer: "Normalizer") -> tuple[Settings, Arrays]:
 
 
 def _query_side(normalizer: "Normalizer") -> tuple[Settings, Arrays]:
-    """What may change without touching an index: beta, n, n_end, background, M, thresholds."""
+    """What may change without touching an index: bias, background, thresholds, curves, domain."""
     norm, thresholds = normalizer.score_norm, normalizer.thresholds
+    arrays: Arrays = {}
     settings: Settings = {
         "score_norm": None
         if norm is None
@@ -184,9 +185,16 @@ def _query_side(normalizer: "Normalizer") -> tuple[Settings, Arrays]:
         "background_precision": normalizer.background_precision,
         "thresholds": [thresholds[kind].to_dict() for kind in sorted(thresholds)],
     }
-    if normalizer.background is None:
-        return settings, {}
-    return settings, {"background": normalizer.background.astype(normalizer.background_precision)}
+    if normalizer.background is not None:
+        arrays["background"] = normalizer.background.astype(normalizer.background_precision)
+    if normalizer.curves:  # named only if there are any: fingerprints of version 1 stay valid
+        settings["curves"] = []
+    for kind, curve in sorted(normalizer.curves.items()):
+        record, arrays[f"curve.{kind}"] = curve.to_record()
+        settings["curves"].append(record)
+    if normalizer.domain is not None:
+        arrays |= normalizer.domain.arrays()
+    return settings, arrays
 
 
 def _fields(settings: Settings, arrays: Arrays) -> dict[str, Any]:
@@ -200,6 +208,7 @@ def _fields(settings: Settings, arrays: Arrays) -> dict[str, Any]:
             variances=arrays["whitening.variances"],
         )
     norm, background = settings["score_norm"], arrays.get("background")
+    domain = {name: array for name, array in arrays.items() if name.startswith(domains.PREFIX)}
     return {
         "dim_in": settings["dim_in"],
         "whitening": whitening,
@@ -210,4 +219,9 @@ def _fields(settings: Settings, arrays: Arrays) -> dict[str, Any]:
         "max_length": settings["max_length"],
         "background_precision": settings["background_precision"],
         "thresholds": {t["kind"]: Threshold.from_dict(t) for t in settings["thresholds"]},
+        "curves": {
+            c["kind"]: FalseMatchCurve.from_record(c, arrays[f"curve.{c['kind']}"])
+            for c in settings.get("curves", ())
+        },
+        "domain": domains.Domain.from_arrays(domain) if domain else None,
     }

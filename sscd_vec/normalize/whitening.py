@@ -170,7 +170,7 @@ def fit_whitening(
     dim: int | None,
     eps: float | Literal["oas"],
     l2_before: bool,
-    shipped: Callable[[], Whitening | None],
+    shipped: Whitening | None,
 ) -> Whitening | None:
     """The whitening ``Normalizer.fit`` was asked for.
 
@@ -181,7 +181,7 @@ def fit_whitening(
         dim: As in ``Whitening.fit``; asking for any of the three asks to fit.
         eps: As in ``Whitening.fit``.
         l2_before: As in ``Whitening.fit``.
-        shipped: Finds the whitening shipped for the encoder of these rows.
+        shipped: The whitening shipped for the encoder of these rows, if there is one.
 
     Raises:
         ValueError: If settings of a fit are given for a whitening that is not fitted.
@@ -198,8 +198,7 @@ def fit_whitening(
     if wanted != "auto":
         return Whitening.from_moments(moments, wanted, dim, eps)
     if not asked and moments.count < ROWS_PER_DIMENSION * moments.dim:
-        known = shipped()
-        if known is not None:
+        if shipped is not None:
             _log.warning(
                 "%d rows are too few to fit a whitening of %d dimensions, which takes %d: the "
                 "shipped whitening stays, the bias comes from these rows. whitening='whiten' "
@@ -208,7 +207,7 @@ def fit_whitening(
                 moments.dim,
                 ROWS_PER_DIMENSION * moments.dim,
             )
-            return known
+            return shipped
     return Whitening.from_moments(moments, "whiten", dim, eps)
 
 

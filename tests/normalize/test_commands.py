@@ -106,7 +106,7 @@ def test_errors_are_sentences(app: typer.Typer, tmp_path: Path) -> None:
     assert code == 1 and text.startswith("error: ") and "Traceback" not in text
     assert "vary in 4 directions" in text and "--dim 2, or shrink with --shrink" in text
     code, text = run(app, "fit", tmp_path / "few.txt", "-o", tmp_path / "n")
-    assert code == 1 and "expected a .npy or .safetensors file" in text
+    assert code == 1 and "expected a .npy, .safetensors or .parquet file" in text
     assert not (tmp_path / "n").exists()
     code, text = run(app, "calibrate", tmp_path / "few.npy", "-o", tmp_path / "n")
     assert code == 1 and "not a normalizer" in text

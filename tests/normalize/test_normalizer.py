@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from sscd_vec import models
 from sscd_vec.normalize import (
+    Domain,
     FingerprintMismatch,
     Normalizer,
     NormalizerFileError,
@@ -354,7 +356,7 @@ def test_malformed_settings_are_refused() -> None:
         Normalizer.fit(background, background_size=500)
     with pytest.raises(ValueError, match="no background"):
         Normalizer.identity(3).with_score_norm(ScoreNorm())
-    with pytest.raises(ValueError, match="at most 400"):
+    with pytest.raises(ValueError, match="at least n_end = 401 rows, got 400"):
         Normalizer.fit(background).with_score_norm(ScoreNorm(1.0, 1, 401))
 
 
@@ -386,6 +388,40 @@ def test_unreadable_files_say_why(tmp_path: Path, fitted: Normalizer) -> None:
     save_file({"weight": np.zeros(3, dtype=np.float32)}, path, newer | {"version": "1"})
     with pytest.raises(NormalizerFileError, match="incomplete"):
         Normalizer.load(path)
+
+
+def test_a_domain_is_kept_on_the_query_side(tmp_path: Path, fitted: Normalizer) -> None:
+    photos, others = fitted.whiten(descriptors(3000, seed=1)), fitted.whiten(-descriptors(40))
+    made = fitted.with_domain(Domain.fit(photos, others))
+    assert made.reference_fingerprint == fitted.reference_fingerprint
+    assert made.query_fingerprint != fitted.query_fingerprint
+    made.save(tmp_path / "n")
+    loaded = Normalizer.load(tmp_path / "n")
+    assert loaded.domain is not None and made.domain is not None
+    assert loaded.query_fingerprint == made.query_fingerprint
+    assert (loaded.domain.margins(others) == made.domain.margins(others)).all()
+    # The whitening decides what it means, not the bias.
+    for changed in (
+        made.with_background(descriptors(100)),
+        made.with_score_norm(None),
+        made.with_threshold(0.3),
+    ):
+        assert changed.domain is made.domain
+    assert made.with_domain(None).query_fingerprint == fitted.query_fingerprint
+    with pytest.raises(ValueError, match="expected 24 dimensions, got 8"):
+        fitted.with_domain(Domain.fit(unit_rows(3000, 8), unit_rows(40, 8, 1)))
+
+
+def test_files_of_the_first_version_still_load(tmp_path: Path, fitted: Normalizer) -> None:
+    """They have no curves, and fingerprints that do not mention any."""
+    made = fitted.with_threshold(0.3)
+    made.save(tmp_path / "n")
+    with safe_open(tmp_path / "n", framework="numpy") as file:
+        metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+    assert metadata["version"] == "2" and "curves" not in metadata["settings"]
+    save_file(arrays, tmp_path / "old", metadata | {"version": "1"})
+    loaded = Normalizer.load(tmp_path / "old")
+    assert loaded.query_fingerprint == made.query_fingerprint and loaded.curves == {}
 
 
 def test_importing_it_loads_no_framework() -> None:

@@ -17,6 +17,7 @@ from sscd_vec.normalize.descriptors import (
     Float32,
     Float64,
     OverlapError,
+    lengths,
     overlapping_pairs,
 )
 from sscd_vec.normalize.whitening import ROWS_PER_DIMENSION
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from sscd_vec.normalize.normalizer import Normalizer
 
 SAMPLE = 20_000  # scores kept for a plot
-HIGHEST = 20  # pairs kept for a second look
+BINS = 4096  # of the histogram of all scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +40,7 @@ class Sides:
         r_bias: ``(m,)`` biases of the references, for symmetric scores only.
         q_rows: ``(n,)`` rows in what was given; the background's if nothing was.
         r_rows: ``(m,)`` the same for references.
+        one_set: Whether both sides are the same images, each compared with all others.
         note: What a reader of the threshold should know.
     """
 
@@ -48,6 +50,7 @@ class Sides:
     r_bias: Float32 | None
     q_rows: NDArray[np.int64]
     r_rows: NDArray[np.int64]
+    one_set: bool = False
     note: str = ""
 
     def given_rows(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -62,7 +65,7 @@ def both_sides(
     kind: Kind,
     seed: int,
 ) -> Sides:
-    """Two sides from what ``calibrate`` was given: two arrays, one to split, or the background.
+    """Two sides from what ``calibrate`` was given: two arrays, one for both, or the background.
 
     Raises:
         ValueError: If there is nothing fit to calibrate on.
@@ -75,24 +78,27 @@ def both_sides(
     if references is None:
         if kind == "tiled":
             raise ValueError("tiled calibration: expected queries and references, got one array")
-        rows = normalizer.whiten(queries)
-        order = np.random.default_rng(seed).permutation(len(rows))
-        q_rows, r_rows = order[: len(rows) // 2], order[len(rows) // 2 :]
-        q, r = rows[q_rows], rows[r_rows]
+        q = r = normalizer.whiten(queries)
     else:
         q, r = normalizer.whiten(queries), normalizer.whiten(references)
-        q_rows, r_rows = np.arange(len(q)), np.arange(len(r))
-    slack = HALF_ROUNDING if normalizer.background_precision == "float16" else ROUNDING
-    if normalizer.background is not None:
-        every = np.arange(len(normalizer.background))
-        for rows, given, name in ((q, q_rows, "queries"), (r, r_rows, "references")):
-            _refuse_overlap(
-                normalizer.background, rows, every, given, slack, "background rows", name
-            )
-    _refuse_overlap(q, r, q_rows, r_rows, ROUNDING, "queries", "references")
+    one_set = references is None
+    background, half = normalizer.background, normalizer.background_precision == "float16"
+    if background is not None:
+        slack = HALF_ROUNDING if half else ROUNDING
+        _refuse_overlap(overlapping_pairs(background, q, slack), "background rows", "queries")
+        if not one_set:
+            pairs = overlapping_pairs(background, r, slack)
+            _refuse_overlap(pairs, "background rows", "references")
+    twice = overlapping_pairs(q, r, ROUNDING)
+    if one_set:
+        _refuse_overlap(twice[twice[:, 0] < twice[:, 1]], "queries", "other queries")
+    else:
+        _refuse_overlap(twice, "queries", "references")
     q_bias = normalizer.whitened_biases(q)
-    r_bias = normalizer.whitened_biases(r) if kind == "symmetric" else None
-    return Sides(q, r, q_bias, r_bias, q_rows, r_rows)
+    r_bias = None
+    if kind == "symmetric":
+        r_bias = q_bias if one_set else normalizer.whitened_biases(r)
+    return Sides(q, r, q_bias, r_bias, np.arange(len(q)), np.arange(len(r)), one_set)
 
 
 def image_numbers(groups: ArrayLike | None, rows: int) -> NDArray[np.int64]:
@@ -120,7 +126,7 @@ def _background_thirds(normalizer: "Normalizer", kind: Kind, seed: int) -> Sides
     if background is None:
         raise ValueError(
             "calibration: this normalizer keeps no background to calibrate on; pass descriptors of "
-            "images that are no copies of each other"
+            "images that are not copies of each other"
         )
     _refuse_overfitted(normalizer)
     order = np.random.default_rng(seed).permutation(len(background))
@@ -128,7 +134,9 @@ def _background_thirds(normalizer: "Normalizer", kind: Kind, seed: int) -> Sides
     q_rows, r_rows = order[:quarter], order[quarter : 2 * quarter]
     q, r = background[q_rows], background[r_rows]
     rest = background[order[2 * quarter :]]
-    _refuse_overlap(q, r, q_rows, r_rows, ROUNDING, "background rows", "other background rows")
+    twice = overlapping_pairs(q, r, ROUNDING)
+    twice = np.stack([q_rows[twice[:, 0]], r_rows[twice[:, 1]]], axis=1)
+    _refuse_overlap(twice, "background rows", "other background rows")
     nothing = np.zeros(len(q), dtype=np.float32)
     q_bias = nothing if norm is None else norm.bias(q, rest)
     r_bias = None
@@ -138,7 +146,7 @@ def _background_thirds(normalizer: "Normalizer", kind: Kind, seed: int) -> Sides
         f"calibrated on the background itself: {len(q)} queries, {len(r)} references, bias from "
         f"the other {len(rest)} rows"
     )
-    return Sides(q, r, q_bias, r_bias, q_rows, r_rows, note)
+    return Sides(q, r, q_bias, r_bias, q_rows, r_rows, note=note)
 
 
 def _refuse_overfitted(normalizer: "Normalizer") -> None:
@@ -161,23 +169,13 @@ def _refuse_overfitted(normalizer: "Normalizer") -> None:
         )
 
 
-def _refuse_overlap(
-    a: Float32,
-    b: Float32,
-    a_rows: NDArray[np.int64],
-    b_rows: NDArray[np.int64],
-    slack: float,
-    what: str,
-    other: str,
-) -> None:
-    pairs = overlapping_pairs(a, b, slack)
+def _refuse_overlap(pairs: NDArray[np.int64], what: str, other: str) -> None:
     if len(pairs):
-        given = np.stack([a_rows[pairs[:, 0]], b_rows[pairs[:, 1]]], axis=1)
         raise OverlapError(
-            f"{len(pairs)} {what} are also among the {other} (first: rows {given[0, 0]} and "
-            f"{given[0, 1]}); calibration needs images that are no copies of each other. Remove "
+            f"{len(pairs)} {what} are also among the {other} (first: rows {pairs[0, 0]} and "
+            f"{pairs[0, 1]}); calibration needs images that are not copies of each other. Remove "
             "duplicates first",
-            given,
+            pairs,
         )
 
 
@@ -186,105 +184,135 @@ def _refuse_overlap(
 
 @dataclass(frozen=True, eq=False)
 class NonMatches:
-    """The upper end of ``count`` maxima, one per query and bank.
+    """Scores of ``count`` pairs of images that are not copies.
 
     Attributes:
-        count: Queries times banks.
+        count: Pairs.
         queries: Query images.
-        top: The highest maxima, descending.
-        top_query: Query image of each.
-        sample: A random sample of all pairs' scores.
-        highest_pairs: ``(k, 2)`` images (query, reference) of the highest scores.
+        references: Reference images.
+        one_set: Whether these are the same images.
+        histogram: ``(b,)`` how many scores fall between ``edges``.
+        edges: ``(b + 1,)``.
+        top: The highest scores, descending.
+        top_pairs: ``(k, 2)`` images (query, reference) of these.
+        sample: A random sample of all scores.
     """
 
     count: int
     queries: int
+    references: int
+    one_set: bool
+    histogram: NDArray[np.int64]
+    edges: Float64
     top: Float64
-    top_query: NDArray[np.int64]
+    top_pairs: NDArray[np.int64]
     sample: Float64
-    highest_pairs: NDArray[np.int64]
 
 
 def score_nonmatches(
-    queries: Float32,
-    references: Float32,
-    query_bias: Float32,
-    reference_bias: Float32 | None,
+    sides: Sides,
     query_groups: NDArray[np.int64],
     reference_groups: NDArray[np.int64],
-    bank: int,
     keep: int,
+    *,
+    related: NDArray[np.int64] | None = None,
     seed: int = 0,
     memory: int = MEMORY,
 ) -> NonMatches:
-    """Score all pairs of images; keep the highest maxima over banks of ``bank`` references.
+    """Score all pairs of images, block by block.
 
-    A pair's score is ``max over tiles (s - bias(q))``, with ``max(bias(q), bias(r))`` in place of
-    ``bias(q)`` where reference biases are given. References beyond a whole number of banks are
-    left out, after a shuffle.
+    A pair's score is ``max over views (s - bias(q))``, with ``max(bias(q), bias(r))`` in place of
+    ``bias(q)`` if the sides have reference biases.
 
     Args:
-        queries: ``(n, d)`` whitened rows.
-        references: ``(m, d)`` whitened rows.
-        query_bias: ``(n,)``.
-        reference_bias: ``(m,)`` for symmetric scores.
+        sides: What is scored.
         query_groups: Image of each query row: 0, 0, 1, ...
         reference_groups: Image of each reference row.
-        bank: References per bank.
-        keep: Maxima to keep.
-        seed: Of the shuffle and the sample.
+        keep: Highest pairs to keep.
+        related: ``(k, 2)`` pairs of images that are left out: copies, or shots of one scene.
+        seed: Of the sample.
         memory: Bytes of scores held at once.
     """
     random = np.random.default_rng(seed)
     q_starts, r_starts = _starts(query_groups), _starts(reference_groups)
-    images, banks = len(q_starts), len(r_starts) // bank
-    chosen = random.permutation(len(r_starts))[: banks * bank]
-    q_ends = np.append(q_starts[1:], len(queries))
+    images, references = len(q_starts), len(r_starts)
+    q_ends = np.append(q_starts[1:], len(sides.q))
+    # Up to three arrays of this size live at once: product, bias or view maximum, bin numbers.
     per_image = max(int((q_ends - q_starts).max()), 1)
-    # Up to three arrays of this size live at once: product, bias or tile maximum, shuffled copy.
-    step = max(memory // (12 * len(references) * per_image), 1)
-    share = min(1.0, SAMPLE / (images * len(r_starts)))
-
-    top, top_query = np.zeros(0, np.float32), np.zeros(0, np.int64)
-    best, best_pair = np.zeros(0, np.float32), np.zeros((0, 2), np.int64)
-    sampled: list[Float32] = []
+    step = max(memory // (12 * len(sides.r) * per_image), 1)
+    share = min(1.0, SAMPLE / (images * references))
+    top, top_pairs = np.zeros(0, np.float32), np.zeros((0, 2), np.int64)
+    span = _span(sides)
+    histogram, sampled, left_out = np.zeros(BINS, np.int64), [], 0
     for first in range(0, images, step):
         last = min(first + step, images)
         rows = slice(q_starts[first], q_ends[last - 1])
-        scores = queries[rows] @ references.T
-        if reference_bias is None:
-            scores -= query_bias[rows, None]
+        scores = sides.q[rows] @ sides.r.T
+        if sides.r_bias is None:
+            scores -= sides.q_bias[rows, None]
         else:
-            scores -= np.maximum(query_bias[rows, None], reference_bias[None])
-        scores = _tile_maxima(scores, q_starts[first:last] - q_starts[first], r_starts)
+            scores -= np.maximum(sides.q_bias[rows, None], sides.r_bias[None])
+        scores = _view_maxima(scores, q_starts[first:last] - q_starts[first], r_starts)
+        left_out += _leave_out(scores, first, sides, related, -span)
         flat = scores.ravel()
-        sampled.append(flat[random.random(len(flat)) < share])
-        highest = _largest(flat, HIGHEST)
-        pairs = np.stack([first + highest // len(r_starts), highest % len(r_starts)], axis=1)
-        best, best_pair = np.append(best, flat[highest]), np.concatenate([best_pair, pairs])
-        stay = _largest(best, HIGHEST)
-        best, best_pair = best[stay], best_pair[stay]
-
-        maxima = scores[:, chosen].reshape(last - first, banks, bank).max(axis=2).ravel()
-        top = np.append(top, maxima)
-        top_query = np.append(top_query, np.repeat(np.arange(first, last), banks))
+        places = ((flat + span) * (BINS / (2 * span))).astype(np.int32)
+        histogram += np.bincount(np.clip(places, 0, BINS - 1, out=places), minlength=BINS)
+        chosen = flat[random.random(len(flat)) < share]
+        sampled.append(chosen[chosen > -span])
+        highest = _largest(flat, keep)
+        pairs = np.stack([first + highest // references, highest % references], axis=1)
+        top, top_pairs = np.append(top, flat[highest]), np.concatenate([top_pairs, pairs])
         stay = _largest(top, keep)
-        top, top_query = top[stay], top_query[stay]
+        top, top_pairs = top[stay], top_pairs[stay]
+    histogram[0] -= left_out
+    valid = top > -span
     return NonMatches(
-        images * banks,
-        images,
-        top.astype(np.float64),
-        top_query,
-        np.concatenate(sampled).astype(np.float64),
-        best_pair,
+        count=images * references - left_out,
+        queries=images,
+        references=references,
+        one_set=sides.one_set,
+        histogram=histogram,
+        edges=np.linspace(-float(span), float(span), BINS + 1),
+        top=top[valid].astype(np.float64),
+        top_pairs=top_pairs[valid],
+        sample=np.concatenate(sampled).astype(np.float64),
     )
+
+
+def _span(sides: Sides) -> np.float32:
+    """A bound of all scores' size, from the longest vectors and the largest bias."""
+    length = np.float32(lengths(sides.q).max(initial=0) * lengths(sides.r).max(initial=0))
+    biases = [
+        np.abs(bias).max(initial=0) for bias in (sides.q_bias, sides.r_bias) if bias is not None
+    ]
+    return np.float32(1.01) * (length + np.float32(max(biases))) + np.float32(1e-6)
+
+
+def _leave_out(
+    scores: Float32,
+    first: int,
+    sides: Sides,
+    related: NDArray[np.int64] | None,
+    lowest: np.float32,
+) -> int:
+    """Set the scores of pairs that are not strangers to ``lowest``, and say how many there are."""
+    rows = np.arange(len(scores))
+    if sides.one_set and sides.r_bias is not None:  # symmetric: every pair once
+        scores[np.arange(scores.shape[1]) <= first + rows[:, None]] = lowest
+    elif sides.one_set:
+        scores[rows, first + rows] = lowest
+    if related is not None:
+        both = np.concatenate([related, related[:, ::-1]]) if sides.one_set else related
+        here = both[(both[:, 0] >= first) & (both[:, 0] < first + len(scores))]
+        scores[here[:, 0] - first, here[:, 1]] = lowest
+    return int((scores <= lowest).sum())
 
 
 def _starts(groups: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
 
 
-def _tile_maxima(
+def _view_maxima(
     scores: Float32, query_starts: NDArray[np.int64], reference_starts: NDArray[np.int64]
 ) -> Float32:
     if len(query_starts) < scores.shape[0]:

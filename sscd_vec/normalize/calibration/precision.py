@@ -1,9 +1,98 @@
 """A threshold for a wanted precision, from scores that people have labelled."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sscd_vec.normalize.descriptors import Float64
+from sscd_vec.normalize.calibration.curve import Calibration
+from sscd_vec.normalize.calibration.threshold import VIEWS, Kind, Threshold
+from sscd_vec.normalize.descriptors import Float32, Float64
+
+if TYPE_CHECKING:
+    from sscd_vec.normalize.normalizer import Normalizer
+
+
+def precision_threshold(
+    scores: ArrayLike,
+    is_match: ArrayLike,
+    precision: float,
+    *,
+    kind: Kind = "search",
+    query_ids: ArrayLike | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Calibration:
+    """The lowest threshold with the wanted precision, from labelled scores of any kind.
+
+    Args:
+        scores: ``(n,)`` scores of candidates, as a search in use returns them.
+        is_match: ``(n,)`` whether each is a copy.
+        precision: Wanted precision.
+        kind: Kind of the scores.
+        query_ids: Query of each candidate: candidates of one query are not independent.
+        confidence: Coverage the interval aims at.
+        seed: Of the bootstrap.
+    """
+    value, interval, hits, accepted = precision_point(
+        scores, is_match, precision, query_ids, confidence, seed=seed
+    )
+    low, high = clopper_pearson(hits, accepted, confidence)
+    threshold = Threshold(
+        value=value,
+        kind=kind,
+        target="precision",
+        wanted=precision,
+        interval=interval,
+        confidence=confidence,
+        samples=len(np.asarray(scores)),
+        note=f"{hits} of {accepted} accepted pairs are matches: precision {hits / accepted:.3f}, "
+        f"{confidence:.0%} interval {low:.3f} to {high:.3f}",
+    )
+    values, labels = np.asarray(scores, dtype=np.float64), np.asarray(is_match, dtype=bool)
+    none = np.zeros((0, 2), dtype=np.int64)
+    return Calibration(threshold, None, values[~labels], values[labels], none, np.zeros(0))
+
+
+def from_labels(
+    normalizer: "Normalizer",
+    queries: ArrayLike | None,
+    references: ArrayLike | None,
+    is_match: ArrayLike | None,
+    precision: float,
+    kind: Kind,
+    confidence: float,
+    seed: int,
+) -> Calibration:
+    """``calibrate`` for a precision: candidate pairs row by row, and whether each is a copy."""
+    if queries is None or references is None or is_match is None:
+        raise ValueError("precision: expected queries, references and is_match, row by row")
+    if kind in VIEWS:
+        raise ValueError(
+            f"precision of {kind} scores: score the views, take the maximum per pair, and use "
+            f"precision_threshold(scores, is_match, kind={kind!r})"
+        )
+    scores = paired_scores(normalizer, queries, references, kind)
+    rows = np.unique(np.asarray(queries), axis=0, return_inverse=True)[1].ravel()
+    return precision_threshold(
+        scores, is_match, precision, kind=kind, query_ids=rows, confidence=confidence, seed=seed
+    )
+
+
+def paired_scores(
+    normalizer: "Normalizer", queries: ArrayLike, references: ArrayLike, kind: Kind
+) -> Float32:
+    """Scores of pairs, row by row."""
+    q, r = normalizer.whiten(queries), normalizer.whiten(references)
+    if len(q) != len(r):
+        raise ValueError(
+            f"labelled pairs: expected as many queries as references, got {len(q)} and {len(r)}"
+        )
+    bias = normalizer.whitened_biases(q)
+    if kind == "symmetric":
+        bias = np.maximum(bias, normalizer.whitened_biases(r))
+    scores: Float32 = np.einsum("nd,nd->n", q, r) - bias
+    return scores
 
 
 def precision_point(

@@ -3,10 +3,12 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["search", "symmetric", "tiled"]
-"""Which score: the paper's directed one, the minimum of both directions, or a tile maximum."""
+Kind = Literal["search", "symmetric", "scaled", "tiled"]
+"""Which score: the paper's directed one, the minimum of both directions, or the maximum over
+several views of a query: the whole image at several sizes (``"scaled"``) or its crops."""
 
-KINDS: tuple[Kind, ...] = ("search", "symmetric", "tiled")
+KINDS: tuple[Kind, ...] = ("search", "symmetric", "scaled", "tiled")
+VIEWS: tuple[Kind, ...] = ("scaled", "tiled")
 
 Target = Literal[
     "given", "false_match_rate_per_query", "false_match_rate_per_comparison", "precision"
@@ -55,6 +57,11 @@ class Threshold:
             raise ValueError(f"kind: expected one of {KINDS}, got {self.kind!r}")
         if self.value != self.value:
             raise ValueError("value: expected a number, got NaN")
+
+    @property
+    def rate(self) -> float | None:
+        """The false-match rate asked for; None if it was a precision, or the score itself."""
+        return self.wanted if self.target.startswith("false_match_rate") else None
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
