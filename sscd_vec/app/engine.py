@@ -1,34 +1,45 @@
 """What the server can do with a bank. Runs in the worker's thread, many requests at a time."""
 
+import errno
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sscd_vec.app.answers import LONGEST_ID, ThresholdFacts
 from sscd_vec.app.limits import Refused
 from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.uploads import Pixels
-from sscd_vec.bank import Bank, BankMatch
-from sscd_vec.bank.describe import describe_pixels
-from sscd_vec.bank.heat_grid import IMAGE_SIDE, reduced
-from sscd_vec.bank.quality import THUMBNAIL_SIDE, jpeg
-from sscd_vec.encoder.images import ImageError, load_pixels
+from sscd_vec.bank import Answer, Bank, BankMatch
+from sscd_vec.bank.heat_grid import reduced
+from sscd_vec.bank.records import BankImage
+from sscd_vec.bank.settings import BankSettings
+from sscd_vec.files import ImageFile
+from sscd_vec.locks import LockHeldError
+from sscd_vec.verify import Verifier
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class Search:
-    """One image to look for, and how many matches are wanted."""
+    """One image to look for, how many matches are wanted, and the least score of a copy."""
 
     pixels: Pixels
     k: int
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
-class HeatmapRequest:
-    """One image and the picture of the bank to compare it with."""
+class Pair:
+    """One image and the image of the bank to compare it with."""
 
-    pixels: Pixels
-    key: int
+    query: Pixels
+    reference: Pixels
 
 
 class Engine:
@@ -43,70 +54,139 @@ class Engine:
         """Load the bank's encoder."""
         self.bank, self.tiles, self.metrics = bank, tiles, metrics
         self.encoder = bank.encoder
+        self._roots: tuple[BankSettings, list[Path]] | None = None
 
     @property
     def threshold(self) -> float | None:
         """Least score of a copy, if one is given or calibrated."""
+        if self.bank.verify:
+            return self.bank.second_stage.threshold
         return self.bank.threshold_of(self.bank.score_kind(self.tiles))
 
-    def handlers(self) -> dict[str, Any]:
+    @property
+    def threshold_facts(self) -> ThresholdFacts:
+        """Where the threshold comes from."""
+        if self.bank.verify and self.bank.threshold is None:
+            return _verified_facts(self.bank.second_stage.verifier)
+        found = self.bank.normalizer.thresholds.get(self.bank.score_kind(self.tiles))
+        if self.bank.threshold is not None or found is None or found.target == "given":
+            source = "none" if self.threshold is None else "given"
+            return ThresholdFacts(source=source, target=None, wanted=None, interval=None, note="")
+        return ThresholdFacts(
+            source="calibrated",
+            target=found.target,
+            wanted=found.wanted,
+            interval=found.interval,
+            note=found.note,
+        )
+
+    def handlers(self) -> dict[str, Callable[[Sequence[Any]], Sequence[Any]]]:
         """The kinds of work, for the worker."""
         return {
             "search": self.search,
             "add": self.add,
-            "remove": self.remove,
-            "heatmap": self.heatmap,
+            "remove": lambda batches: [_outcome(self.remove, ids) for ids in batches],
+            "heatmap": lambda pairs: [_outcome(self.heatmaps, pair) for pair in pairs],
         }
 
-    def search(self, requests: Sequence[Search]) -> list[list[BankMatch]]:
+    def search(self, requests: Sequence[Search]) -> list[list[BankMatch] | Refused]:
         """Encode all images in one pass and search them together."""
-        vectors = describe_pixels(self.encoder, [r.pixels for r in requests], self.tiles)
-        self.metrics.images.add(sum(map(len, vectors)))
-        answers = self.bank.search_descriptors(vectors, max(r.k for r in requests))
-        return [found[: request.k] for request, found in zip(requests, answers, strict=True)]
+        most = max(request.k for request in requests)
+        answers: dict[int, Answer] = {}
+        for least in {request.threshold for request in requests}:
+            rows = [row for row, request in enumerate(requests) if request.threshold == least]
+            images = [requests[row].pixels for row in rows]
+            found = self.bank.search_many(images, most, tiles=self.tiles, threshold=least)
+            answers |= zip(rows, found, strict=True)
+        self.metrics.images.inc(len(requests))
+        return [self._answer(answers[row], request.k) for row, request in enumerate(requests)]
+
+    def _answer(self, answer: Answer, k: int) -> list[BankMatch] | Refused:
+        if answer.error:
+            return Refused(422, f"the image: {answer.error}")
+        best = answer.matches[0].verdict if answer.matches else "no"
+        self.metrics.verdicts.labels(verdict=best).inc()
+        return answer.matches[:k]
 
     def add(self, images: Sequence[Pixels]) -> list[str]:
         """Keep the images as clean JPEGs and put them into the bank; the same image has one id."""
         # Ids come from the pixels and never from the client.
-        ids = [f"upload:{hashlib.sha256(image.tobytes()).hexdigest()[:32]}" for image in images]
+        ids = [f"upload:{_digest(image)[:32]}" for image in images]
         different = dict(zip(ids, images, strict=True))
         done = self.bank.add(different.values(), list(different), keep=True, show_progress=False)
-        self.metrics.images.add(done.added)
+        self.metrics.images.inc(done.added)
         return ids
 
-    def remove(self, batches: Sequence[Sequence[str]]) -> list[int]:
+    def remove(self, ids: Sequence[str]) -> int:
         """Take images out of the bank. Files of the user stay; kept uploads are deleted."""
-        return [self.bank.remove(ids) for ids in batches]
+        # An id in an index has so many bytes at most; a longer one cannot be there.
+        return self.bank.remove([name for name in ids if len(name.encode()) <= LONGEST_ID])
 
-    def heatmap(self, requests: Sequence[HeatmapRequest]) -> list[Any]:
-        """Which part of each image matches the picture, and the other way round."""
-        answers: list[Any] = []
-        for request in requests:
-            try:
-                query = reduced(request.pixels)
-                reference = reduced(self._pixels(request.key, IMAGE_SIDE))
-                answers.append(
-                    (
-                        self.encoder.heatmap(query, reference),
-                        self.encoder.heatmap(reference, query),
-                    )
-                )
-            except Refused as refusal:
-                answers.append(refusal)
-        return answers
+    def heatmaps(self, pair: Pair) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Which part of the one image matches the other, and the other way round."""
+        query, reference = reduced(pair.query), reduced(pair.reference)
+        return self.encoder.heatmap(query, reference), self.encoder.heatmap(reference, query)
 
-    def picture(self, key: int, side: int = THUMBNAIL_SIDE) -> bytes:
-        """A small JPEG of an image of the bank. Safe in any thread."""
-        return jpeg(self._pixels(key, side), side)
+    # ------------------------------------------------------------------ safe in any thread
 
-    def _pixels(self, key: int, side: int) -> Pixels:
-        """Pixels of an image of the bank; large JPEGs are decoded at twice ``side`` or more."""
+    def file_of(self, key: int) -> ImageFile:
+        """The file of an image of the bank.
+
+        Raises:
+            Refused: 404 if there is none, 403 if it may not be shown.
+        """
         image = self.bank.storage.records.by_key(key)
         if image is None or image.file is None:
             raise Refused(404, "the bank has no such image")
         if not self.bank.may_show(image.file.path):
             raise Refused(403, "its file lies outside the folders this bank may show")
-        try:
-            return load_pixels(image.file, name="the image", reduce_to=lambda h, w: (side, side))
-        except ImageError as error:
-            raise Refused(404, f"its file can no longer be read ({error.reason})") from error
+        return image.file
+
+    def name_of(self, name: str, image: BankImage | None) -> str:
+        """What to call an image before people: its path below the folder it was added from."""
+        if image is None or image.file is None or name != image.file.id:
+            return name
+        place = image.file.path
+        for root in self._root_folders():
+            if place.is_relative_to(root):
+                place = root.relative_to(root.parent) / place.relative_to(root)
+                break
+        else:
+            place = place.relative_to(place.parent)
+        return ImageFile(place, 0, 0, image.file.member).id
+
+    def _root_folders(self) -> list[Path]:
+        """The bank's own, whose signature is checked once."""
+        settings = self.bank.settings
+        if self._roots is None or self._roots[0] is not settings:
+            self._roots = settings, settings.root_folders
+        return self._roots[1]
+
+
+def _verified_facts(verifier: Verifier) -> ThresholdFacts:
+    promised = verifier.weights.about["with_descriptor"]["precision"]
+    note = "of descriptors and geometry together"
+    return ThresholdFacts(
+        source="calibrated", target="precision", wanted=promised, interval=None, note=note
+    )
+
+
+def refusal_of(error: Exception) -> Exception:
+    """An error of the bank as a client should see it, where that is not the server's fault."""
+    if isinstance(error, LockHeldError):
+        return Refused(503, "another program is writing to the bank; try again in a second")
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return Refused(507, "the server's disk is full; nothing was added")
+    return error
+
+
+def _outcome(work: Callable[[Any], Any], item: object) -> object:
+    """The result for one item, or its exception: the others of a batch are not concerned."""
+    try:
+        return work(item)
+    except Exception as error:  # raised to its own caller by the worker
+        return error
+
+
+def _digest(image: Pixels) -> str:
+    return hashlib.sha256(repr(image.shape).encode() + image.tobytes()).hexdigest()

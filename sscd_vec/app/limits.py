@@ -3,6 +3,7 @@
 Order of refusal, cheapest first: unknown host (400, DNS rebinding), foreign origin (403), declared
 body too large (413), no token (401), too many requests waiting (503 with ``Retry-After``). Then
 the body is counted as it arrives (413) against a clock (408 while receiving, 503 afterwards).
+``connections`` guards what comes before a request: idle connections and slow headers.
 """
 
 import asyncio
@@ -10,8 +11,7 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +30,10 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # The page itself and liveness carry no data, so they need no token and no slot.
 OPEN = ("/", "/docs", "/openapi.json", "/health")
 OPEN_FOLDER = "/static/"
+ROUTES = (
+    "", "docs", "openapi.json", "health", "info", "metrics", "bank", "image", "static", "search",
+    "add", "remove", "heatmap",
+)  # fmt: skip
 SECURE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -55,6 +59,10 @@ class Limits:
         concurrent: Requests worked on at once.
         waiting: Further requests that may wait; beyond, 503.
         timeout: Seconds for one request, upload included.
+        decoding: Seconds for decoding one image; then its decoder is killed.
+        idle: Seconds a connection may take to send a request's headers.
+        connections: Open connections; beyond, the one idle for longest is closed.
+        per_address: The same for the connections of one address.
     """
 
     body: int = 32 * 2**20
@@ -63,51 +71,15 @@ class Limits:
     concurrent: int = 16
     waiting: int = 64
     timeout: float = 30.0
+    decoding: float = 8.0
+    idle: float = 10.0
+    connections: int = 512
+    per_address: int = 256
 
     @property
-    def held(self) -> int:
-        """Pixels of all images that are decoded at once, whoever sent them."""
+    def together(self) -> int:
+        """Pixels that the images of one request may have together."""
         return 4 * self.pixels
-
-
-class PixelBudget:
-    """Pixels that may be decoded at once: requests take their share whole, in order.
-
-    Limits on bytes and on each image are not enough: a picture of one colour is a thousand times
-    larger decoded than sent, and one request brings several, many requests many.
-    """
-
-    def __init__(self, total: int) -> None:
-        """Set the number of pixels there are."""
-        self.total = total
-        self._free = total
-        self._turn = asyncio.Lock()
-        self._returned = asyncio.Event()
-
-    @asynccontextmanager
-    async def take(self, pixels: int) -> AsyncIterator[None]:
-        """Hold so many pixels, once they are free.
-
-        Raises:
-            Refused: 413, they are more than there are.
-        """
-        if pixels > self.total:
-            raise Refused(
-                413,
-                f"the images of a request may have {self.total} pixels together, these have "
-                f"{pixels}; send fewer at once",
-            )
-        # One waits at a time, so that many small requests do not keep a large one out.
-        async with self._turn:
-            while self._free < pixels:
-                self._returned.clear()
-                await self._returned.wait()
-            self._free -= pixels
-        try:
-            yield
-        finally:
-            self._free += pixels
-            self._returned.set()
 
 
 class Refused(Exception):
@@ -170,12 +142,12 @@ class Guard:
             await answer.refuse(refusal)
         except Exception:
             # The client learns nothing about the inside; the log says it all.
-            logger.exception("request failed: %s %s", scope["method"], scope["path"])
+            logger.exception("request failed: %s %r", scope["method"], scope["path"])
             await answer.refuse(Refused(500, "the server failed; its log says why"))
         finally:
             path = _route(scope)
-            self.metrics.requests.add(path=path, status=str(answer.status or 0))
-            self.metrics.seconds.observe(time.perf_counter() - start, path=path)
+            self.metrics.requests.labels(path=path, status=str(answer.status or 0)).inc()
+            self.metrics.seconds.labels(path=path).observe(time.perf_counter() - start)
 
     async def _serve(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
         headers = {
@@ -185,15 +157,17 @@ class Guard:
         self._check_host(headers)
         self._check_origin(scope["method"], headers)
         declared = headers.get("content-length", "0")
-        if not declared.isdecimal() or int(declared) > self.limits.body:
+        if whole_number(declared, 0, self.limits.body) is None:
             raise self._too_large(declared)
         path = scope["path"]
+        if scope["method"] == "HEAD":  # the same answer; the protocol leaves out its body
+            scope = {**scope, "method": "GET"}
         if path in OPEN or path.startswith(OPEN_FOLDER):
             await self.app(scope, receive, answer)
             return
         self._check_token(headers)
         if self.admitted >= self.limits.concurrent + self.limits.waiting:
-            self.metrics.refused.add(reason="busy")
+            self.metrics.refuse("busy")
             raise Refused(503, "too many requests are waiting; try again in a second")
         self.admitted += 1
         body = _Body(receive, self)
@@ -201,7 +175,7 @@ class Guard:
             async with asyncio.timeout(self.limits.timeout), self.slots:
                 await self.app(scope, body, answer)
         except TimeoutError as error:
-            self.metrics.refused.add(reason="timeout")
+            self.metrics.refuse("timeout")
             status = 503 if body.complete else 408
             raise Refused(status, f"not finished within {self.limits.timeout:g} s") from error
         finally:
@@ -232,17 +206,24 @@ class Guard:
             raise Refused(401, "expected the header 'Authorization: Bearer TOKEN'")
 
     def _too_large(self, declared: str) -> Refused:
-        self.metrics.refused.add(reason="body")
+        self.metrics.refuse("body")
         return Refused(
             413, f"a request may have {self.limits.body} bytes, this one has {declared[:20]}"
         )
 
 
+def whole_number(text: str, low: int, high: int) -> int | None:
+    """A number written in plain digits, if it lies in a range; however long the text is."""
+    if not text.isascii() or not text.isdecimal() or len(text.lstrip("0")) > len(str(high)):
+        return None
+    number = int(text.lstrip("0") or "0")
+    return number if low <= number <= high else None
+
+
 def _route(scope: Scope) -> str:
     """The path's pattern: a metric has one series per route, not one per request."""
     first = scope["path"].split("/")[1] if scope["path"].startswith("/") else ""
-    known = ("", "docs", "openapi.json", "health", "info", "metrics", "bank", "picture", "static")
-    return f"/{first}" if first in (*known, "search", "add", "remove", "heatmap") else "other"
+    return f"/{first}" if first in ROUTES else "other"
 
 
 class _Body:

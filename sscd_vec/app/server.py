@@ -1,41 +1,45 @@
 """The routes, and the app that ties guard, routes and worker together."""
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any, TypeVar
-
-from sscd_vec import __version__
-from sscd_vec.app.engine import Engine, HeatmapRequest, Search
-from sscd_vec.app.limits import LOOPBACK, App, Guard, Limits, PixelBudget, Refused
-from sscd_vec.app.metrics import Metrics
-from sscd_vec.app.openapi import describe
-from sscd_vec.app.uploads import Pixels, decode, measure
-from sscd_vec.app.worker import Worker
-from sscd_vec.bank.heat_grid import grid
+from typing import Annotated, Any
 
 try:
-    from starlette.applications import Starlette
+    from fastapi import FastAPI, Query
+    from fastapi.exceptions import RequestValidationError
     from starlette.concurrency import run_in_threadpool
-    from starlette.datastructures import UploadFile
     from starlette.exceptions import HTTPException
-    from starlette.formparsers import MultiPartException
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
 except ImportError as error:
     raise ImportError("the web page needs an extra: pip install 'sscd-vec[app]'") from error
+
+from sscd_vec import __version__
+from sscd_vec.app import answers
+from sscd_vec.app.answers import refusals, upload_body
+from sscd_vec.app.engine import Engine, Pair, Search, refusal_of
+from sscd_vec.app.limits import LOOPBACK, App, Guard, Limits, Refused, whole_number
+from sscd_vec.app.metrics import Metrics
+from sscd_vec.app.uploads import Decoding, Pixels, read_upload
+from sscd_vec.app.worker import Worker
+from sscd_vec.bank.heat_grid import IMAGE_SIDE, grid
+from sscd_vec.bank.quality import jpeg
+from sscd_vec.bank.records import BankImage
+from sscd_vec.encoder.images import ImageError
 
 STATIC = {
     "style.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
     "docs.js": "text/javascript; charset=utf-8",
 }
-LARGEST_K, LARGEST_PAGE, LARGEST_REMOVAL = 100, 200, 10_000
-DECODERS = 4  # images decoded at the same time
-T = TypeVar("T")
+LARGEST_SIDE = 1600  # pixels along the long side of an image that is shown
+QUALITY = 85
+JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}}}}
+TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+GUARDED = (400, 401, 413, 503)  # what the guard may answer to any request
+UPLOADED = (*GUARDED, 403, 408, 415, 422)
 
 
 def create_app(
@@ -55,139 +59,180 @@ def create_app(
         hosts: Host names answered to; None for any.
         read_only: Leave out ``/add`` and ``/remove``.
     """
-    return Guard(
-        _Server(engine, limits or Limits(), token is not None, read_only).app,
-        limits or Limits(),
-        engine.metrics,
-        token=token,
-        hosts=hosts,
-    )
+    limits = limits or Limits()
+    server = _Server(engine, limits, token is not None, read_only)
+    return Guard(server.app, limits, engine.metrics, token=token, hosts=hosts)
 
 
 class _Server:
     def __init__(self, engine: Engine, limits: Limits, secured: bool, read_only: bool) -> None:
-        self.engine = engine
-        self.limits = limits
+        self.engine, self.limits = engine, limits
+        self.read_only = read_only or engine.bank.storage.read_only
         self.metrics: Metrics = engine.metrics
-        self.decoders = asyncio.Semaphore(DECODERS)
-        self.pixels = PixelBudget(limits.held)
         self.worker: Worker | None = None
-        self.description = describe(__version__, limits, secured)
-        self.metrics.gauge("sscd_vec_pictures", "Pictures in the bank.", lambda: len(engine.bank))
+        self.metrics.gauge("sscd_vec_bank_images", "Images in the bank.", lambda: len(engine.bank))
         self.metrics.gauge(
             "sscd_vec_queue_depth",
             "Images waiting for the worker.",
             lambda: self.worker.depth if self.worker else 0,
         )
-        routes = [
-            Route("/", _page("index.html")),
-            Route("/docs", _page("docs.html")),
-            Route("/static/{name}", _static),
-            Route("/openapi.json", self.openapi),
-            Route("/health", _health),
-            Route("/info", self.info),
-            Route("/metrics", self.show_metrics),
-            Route("/bank", self.browse),
-            Route("/picture/{key:int}", self.picture),
-            Route("/search", self.search, methods=["POST"]),
-            Route("/heatmap", self.heatmap, methods=["POST"]),
-        ]
-        if not read_only:
-            routes += [
-                Route("/add", self.add, methods=["POST"]),
-                Route("/remove", self.remove, methods=["POST"]),
-            ]
-        self.app: Any = Starlette(
-            routes=routes,
+        self.app = FastAPI(
+            title="sscd-vec",
+            version=__version__,
+            description=f"Image copy detection. A request may have {limits.body >> 20} MiB and "
+            f"{limits.files} images of {limits.pixels / 1e6:g} megapixels each.",
+            docs_url=None,
+            redoc_url=None,
             lifespan=self.lifespan,
-            exception_handlers={Refused: _refused, HTTPException: _http, Exception: _failed},
+            exception_handlers={
+                Refused: _refused,
+                HTTPException: _http,
+                RequestValidationError: _invalid,
+                Exception: _failed,
+            },
         )
+        self._add_pages()
+        self._add_routes()
+        _correct_description(self.app, secured)
 
     @asynccontextmanager
-    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        self.decoding = Decoding(self.limits)
         self.worker = Worker(self.engine.handlers(), self.metrics)
         try:
             yield
         finally:
             await run_in_threadpool(self.worker.close)
+            self.decoding.close()
+
+    def _add_pages(self) -> None:
+        self.app.add_route("/", _page("index.html"), include_in_schema=False)
+        self.app.add_route("/docs", _page("docs.html"), include_in_schema=False)
+        self.app.add_route("/static/{name}", _static, include_in_schema=False)
+
+    def _add_routes(self) -> None:
+        add = self.app.add_api_route
+        add("/search", self.search, methods=["POST"], responses=refusals(*UPLOADED),
+            openapi_extra=upload_body())  # fmt: skip
+        if not self.read_only:
+            add("/add", self.add, methods=["POST"], responses=refusals(*UPLOADED, 507),
+                openapi_extra=upload_body())  # fmt: skip
+            add("/remove", self.remove, methods=["POST"],
+                responses=refusals(*GUARDED, 403, 408, 507))  # fmt: skip
+        key = {"type": "integer", "minimum": 1, "maximum": answers.LARGEST_KEY}
+        add("/heatmap", self.heatmap, methods=["POST"], responses=refusals(*UPLOADED, 404),
+            openapi_extra=upload_body(key=key))  # fmt: skip
+        add("/bank", self.browse, responses=refusals(*GUARDED))
+        add("/image/{key}", self.image, response_class=Response,
+            responses=JPEG | refusals(*GUARDED, 403, 404))  # fmt: skip
+        add("/info", self.info, responses=refusals(*GUARDED))
+        add("/health", self.health, responses=refusals(400, 413))
+        add("/metrics", self.show_metrics, response_class=Response,
+            responses=TEXT | refusals(*GUARDED))  # fmt: skip
 
     # ------------------------------------------------------------------ handlers
 
-    async def search(self, request: Request) -> Response:
-        k = _number(request.query_params.get("k", "10"), "k", 1, LARGEST_K)
-        async with self._images(request) as (images, _):
-            found = await asyncio.gather(*(self._ask("search", Search(i, k)) for i in images))
+    async def search(
+        self,
+        request: Request,
+        k: Annotated[
+            int, Query(ge=1, le=answers.LARGEST_K, description="Matches per image; 1 to 100.")
+        ] = 10,
+        threshold: Annotated[
+            float | None,
+            Query(ge=-1, le=1, description="Least score of a copy; the bank's by default."),
+        ] = None,
+    ) -> answers.SearchAnswer:
+        """Is this image (or are these) in the bank?"""
+        upload = await read_upload(request, self.limits)
+        async with self.decoding.hold(upload.contents) as images:
+            found = await asyncio.gather(
+                *(self._ask("search", Search(image, k, threshold)) for image in images)
+            )
         results = [
-            {
-                "matches": [
-                    {
-                        "id": match.id,
-                        "score": round(match.score, 5),
-                        "copy": match.is_copy,
-                        "key": None if match.image is None else match.image.key,
-                    }
-                    for match in matches
-                ]
-            }
-            for matches in found
+            answers.Result(
+                image=name,
+                matches=[answers.Match.of(m, self.engine.name_of(m.id, m.image)) for m in matches],
+            )
+            for name, matches in zip(upload.names, found, strict=True)
         ]
-        return JSONResponse({"threshold": self.engine.threshold, "results": results})
+        used = self.engine.threshold if threshold is None else threshold
+        return answers.SearchAnswer(threshold=used, results=results)
 
-    async def add(self, request: Request) -> Response:
-        async with self._images(request) as (images, _):
+    async def add(self, request: Request) -> answers.Added:
+        """Add images to the bank. Answered when they are safe on disk."""
+        upload = await read_upload(request, self.limits)
+        async with self.decoding.hold(upload.contents) as images:
             ids = await asyncio.gather(*(self._ask("add", image) for image in images))
-        return JSONResponse({"ids": ids})
+        return answers.Added(ids=ids)
 
-    async def remove(self, request: Request) -> Response:
-        try:
-            ids = json.loads(await request.body())["ids"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise Refused(400, 'expected the JSON object {"ids": [...]}') from error
-        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
-            raise Refused(400, "expected ids to be a list of strings")
-        if len(ids) > LARGEST_REMOVAL:
-            raise Refused(413, f"expected at most {LARGEST_REMOVAL} ids, got {len(ids)}")
-        return JSONResponse({"removed": await self._ask("remove", ids)})
+    async def remove(self, removal: answers.Removal) -> answers.Removed:
+        """Take images out of the bank; files of yours stay."""
+        return answers.Removed(removed=await self._ask("remove", removal.ids))
 
-    async def heatmap(self, request: Request) -> Response:
-        async with self._images(request) as (images, form):
-            key = _number(str(form.get("key", "")), "key", 1, 2**62)
-            query, reference = await self._ask("heatmap", HeatmapRequest(images[0], key))
-        return JSONResponse({"query": grid(query), "reference": grid(reference)})
+    async def heatmap(self, request: Request) -> answers.Heatmaps:
+        """Which part of the image matches the one of the bank, and the other way round."""
+        upload = await read_upload(request, self.limits)
+        key = whole_number(upload.fields.get("key", ""), 1, answers.LARGEST_KEY)
+        if key is None:
+            raise Refused(400, f"key: expected a whole number from 1 to {answers.LARGEST_KEY}")
+        async with self.decoding.hold(upload.contents[:1]) as images:
+            pair = Pair(images[0], await self._shown(key, IMAGE_SIDE))
+            query, reference = await self._ask("heatmap", pair)
+        return answers.Heatmaps(
+            query=answers.Grid(**grid(query)), reference=answers.Grid(**grid(reference))
+        )
 
-    async def browse(self, request: Request) -> Response:
-        offset = _number(request.query_params.get("offset", "0"), "offset", 0, 2**62)
-        limit = _number(request.query_params.get("limit", "60"), "limit", 1, LARGEST_PAGE)
-        text = request.query_params.get("text", "")
+    async def browse(
+        self,
+        offset: Annotated[int, Query(ge=0, le=2**53, description="Images to skip.")] = 0,
+        limit: Annotated[
+            int, Query(ge=1, le=answers.LARGEST_PAGE, description="Images to list; 1 to 200.")
+        ] = 60,
+        text: Annotated[
+            str, Query(max_length=answers.LONGEST_TEXT, description="Only ids that contain this.")
+        ] = "",
+    ) -> answers.Page:
+        """List the images of the bank."""
         records = self.engine.bank.storage.records
         total, images = await run_in_threadpool(records.page, offset, limit, text)
-        listed = [{"key": i.key, "id": i.id, "bytes": i.file and i.file.size} for i in images]
-        return JSONResponse({"total": total, "pictures": listed})
+        return answers.Page(total=total, images=[self._listed(image) for image in images])
 
-    async def picture(self, request: Request) -> Response:
-        async with self.decoders:
-            content = await run_in_threadpool(self.engine.picture, request.path_params["key"])
+    async def image(
+        self,
+        key: answers.Key,
+        side: Annotated[
+            int, Query(ge=16, le=LARGEST_SIDE, description="Pixels along the long side, at most.")
+        ] = 480,
+    ) -> Response:
+        """A JPEG of an image of the bank."""
+        pixels = await self._shown(key, side)
+        content = await run_in_threadpool(jpeg, pixels, side, QUALITY)
         return Response(
             content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=300"}
         )
 
-    async def info(self, _: Request) -> Response:
+    async def info(self) -> answers.Info:
+        """What is served."""
         settings = self.engine.bank.settings
-        return JSONResponse(
-            {
-                "pictures": len(self.engine.bank),
-                # A model's folder on this machine is nobody's business: its last part names it.
-                "model": settings.model.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1],
-                "threshold": self.engine.threshold,
-                "tiles": self.engine.tiles,
-                "version": __version__,
-            }
+        return answers.Info(
+            images=len(self.engine.bank),
+            # A model's folder on this machine is nobody's business: its last part names it.
+            model=settings.model.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1],
+            threshold=self.engine.threshold,
+            threshold_facts=self.engine.threshold_facts,
+            tiles=self.engine.tiles,
+            verify=bool(self.engine.bank.verify),
+            read_only=self.read_only,
+            version=__version__,
         )
 
-    async def openapi(self, _: Request) -> Response:
-        return JSONResponse(self.description)
+    async def health(self) -> answers.Health:
+        """Is the server alive?"""
+        return answers.Health(status="ok")
 
-    async def show_metrics(self, _: Request) -> Response:
+    async def show_metrics(self) -> Response:
+        """Counters for Prometheus."""
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4")
 
     # ------------------------------------------------------------------ shared
@@ -195,53 +240,45 @@ class _Server:
     async def _ask(self, kind: str, item: object) -> Any:  # noqa: ANN401 - the handler's own type
         if self.worker is None:
             raise Refused(503, "the server is starting; try again in a second")
-        return await self.worker.ask(kind, item)
+        try:
+            return await self.worker.ask(kind, item)
+        except OSError as error:
+            raise refusal_of(error) from error
 
-    @asynccontextmanager
-    async def _images(self, request: Request) -> AsyncIterator[tuple[list[Pixels], dict[str, str]]]:
-        """The images of a request and its other fields, for as long as they are worked on."""
-        contents, fields = await self._parts(request)
-        share = sum([await self._decoding(measure, c, pixels=self.limits.pixels) for c in contents])
-        async with self.pixels.take(share):
-            yield [await self._decoding(decode, content) for content in contents], fields
+    async def _shown(self, key: int, side: int) -> Pixels:
+        """Pixels of an image of the bank."""
+        file = await run_in_threadpool(self.engine.file_of, key)
+        try:
+            return await self.decoding.decode(file, await self.decoding.measure(file), side)
+        except (ImageError, Refused) as error:
+            if isinstance(error, Refused) and error.status == 503:
+                raise
+            raise Refused(404, "its file can no longer be read") from error
 
-    async def _parts(self, request: Request) -> tuple[list[bytes], dict[str, str]]:
-        """The files of a request and its other fields; file names are not even looked at."""
-        fields: dict[str, str] = {}
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind == "multipart/form-data":
-            contents = []
-            try:
-                async with request.form(
-                    max_files=self.limits.files, max_fields=16, max_part_size=4096
-                ) as form:
-                    for name, value in form.multi_items():
-                        if isinstance(value, UploadFile):
-                            contents.append(await value.read())
-                        else:
-                            fields[name] = value
-            except HTTPException as error:  # what Starlette makes of a form it cannot read
-                status = 413 if "Too many" in error.detail else 400
-                raise Refused(status, f"the form cannot be read: {error.detail}") from error
-            except (MultiPartException, ValueError, KeyError) as error:
-                raise Refused(400, f"the form cannot be read: {error}") from error
-        elif kind.startswith("image/") or kind == "application/octet-stream":
-            contents = [await request.body()]
-        else:
-            raise Refused(415, "expected multipart/form-data with image files, or one image/* body")
-        if not contents:
-            raise Refused(400, "expected an image in the form field 'image'")
-        return contents, fields
-
-    async def _decoding(self, work: Callable[..., T], content: bytes, **options: int) -> T:
-        async with self.decoders:
-            return await run_in_threadpool(work, content, **options)
+    def _listed(self, image: BankImage) -> answers.Listed:
+        return answers.Listed(
+            key=image.key,
+            id=image.id,
+            name=self.engine.name_of(image.id, image),
+            bytes=None if image.file is None or image.is_lost else image.file.size,
+        )
 
 
-def _number(text: str, name: str, low: int, high: int) -> int:
-    if not text.isascii() or not text.isdecimal() or not low <= int(text[:20]) <= high:
-        raise Refused(400, f"{name}: expected a whole number from {low} to {high}")
-    return int(text)
+def _correct_description(app: FastAPI, secured: bool) -> None:
+    """Describe what FastAPI cannot know: bad parameters get a 400, and who needs the token."""
+    document = app.openapi()  # made once, and kept by the app
+    schemas = document["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            answer = operation["responses"].get("422", {}).get("content", {})
+            if "HTTPValidationError" in str(answer):
+                del operation["responses"]["422"]
+    if secured:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+        document["paths"]["/health"]["get"]["security"] = []
 
 
 def _page(name: str) -> Any:  # noqa: ANN401 - an endpoint
@@ -261,10 +298,6 @@ async def _static(request: Request) -> Response:
     return Response(content, media_type=STATIC[name])
 
 
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok"})
-
-
 async def _refused(_: Request, error: Exception) -> Response:
     if not isinstance(error, Refused):
         raise error
@@ -275,6 +308,18 @@ async def _http(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """Say what was expected; never what came, which may be anything."""
+    if not isinstance(error, RequestValidationError):
+        raise error
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    if place[0] == "path":  # a key that cannot be one
+        return JSONResponse({"error": "there is no such image"}, 404)
+    status = 413 if first["type"] == "too_long" else 400
+    return JSONResponse({"error": f"{'.'.join(place[1:]) or 'body'}: {first['msg']}"}, status)
 
 
 async def _failed(_: Request, error: Exception) -> Response:

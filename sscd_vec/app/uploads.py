@@ -1,77 +1,281 @@
-"""From what a client sent to pixels: checked before it is decoded, and never written as it came.
+"""From what a client sent to pixels: decoded elsewhere, and never written as it came.
 
-Only plain raster formats are taken (no SVG, no PDF, nothing that starts another program). The size
-in pixels is read from the header and checked before decoding, so that a bomb stays folded. A file
+Only plain raster formats are taken (no SVG, no PDF, nothing that starts another program). A file
 that is also something else (a page, a script, an archive, a PDF) is refused; what is kept is
-encoded anew from its pixels anyway.
+encoded anew from its pixels anyway. Child processes with a memory and a time limit read the size
+from the header and, if that is small enough, decode the image: what goes wrong there, goes wrong
+there, and a thread that cannot be stopped never decodes.
+
+Limits on bytes and on each image are not enough: an image of one colour is a thousand times larger
+decoded than sent, one request brings several, and many requests many. So images that take long are
+decoded one at a time in lanes of their own, where few may wait, and small ones go on beside them;
+every image is reduced to a few megapixels when it arrives, and there is a budget for all that are
+held.
 """
 
-import functools
+import asyncio
 import io
+import os
 import zipfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
-from sscd_vec.app.limits import Refused
-from sscd_vec.encoder.images import FORMATS, ImageError, load_pixels
+from sscd_vec.app.answers import LONGEST_NAME
+from sscd_vec.app.limits import Limits, Refused
+from sscd_vec.encoder.images import ImageError, ImageInput
+from sscd_vec.encoder.isolation import Decoders
+from sscd_vec.encoder.opening import BYTES_PER_ALLOWED_PIXEL, NOT_AN_IMAGE, TOO_LARGE
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 
 MARKUP = (b"<script", b"<html", b"<!doctype", b"<?php", b"<svg")
-UNMEASURED = ("ICO",)  # holds a PNG of any size, whatever its own header says
+ICON = b"\0\0\1\0"  # holds an image of any size, whatever its own header says
 PDF_WITHIN = 1024  # a PDF may start this late in a file
+KEPT_PIXELS = 2**22  # of an image once it is decoded: more show nothing more to any model
+DRAFT_SIDE = 512  # large JPEGs are decoded at a fraction, not below twice that
+MEDIUM, LARGE = 4_000_000, 16_000_000  # pixels, or what takes as long; above, one at a time
+FAST_LANE = min(4, max(2, os.cpu_count() or 1))
+JPEG, SCAN = b"\xff\xd8\xff", b"\xff\xda"
+JPEG_SPEED, COMMON_SCANS = 4, 10  # times as fast as others, with no more than so many scans
+HELD_IMAGES = 16  # at full ``KEPT_PIXELS``; the budget for all requests together
 
 
-def measure(content: bytes, *, pixels: int) -> int:
-    """How many pixels an uploaded image has, by its header.
+@dataclass
+class Upload:
+    """What one request brought.
 
-    Args:
-        content: The bytes that came.
-        pixels: Most pixels allowed.
+    Attributes:
+        contents: The encoded images.
+        names: For each, the file name it was sent with, or its position.
+        fields: The other fields of the form.
+    """
+
+    contents: list[bytes] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def add(self, content: bytes, name: str | None) -> None:
+        """Take one image."""
+        self.contents.append(content)
+        # The name is only echoed; a codec of the client's choice may leave half characters in it.
+        plain = (name or "").encode("utf-8", "replace").decode()[:LONGEST_NAME]
+        self.names.append(plain or str(len(self.contents)))
+
+
+async def read_upload(request: Request, limits: Limits) -> Upload:
+    """The images and fields of a request.
 
     Raises:
-        Refused: 413 for too many pixels, 415 for what is no image or more than one thing, 422
-            for nothing at all.
+        Refused: 400 for a form that cannot be read or has no image, 413 for too many images, 415
+            for a body of another kind.
     """
-    if not content:
-        raise Refused(422, "the image is empty")
+    upload = Upload()
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     try:
-        with Image.open(io.BytesIO(content), formats=_readable()) as image:
-            width, height = image.size
-    except Image.DecompressionBombError as error:
-        raise Refused(413, f"an image may have {pixels} pixels, this one has far more") from error
-    except Exception as error:
-        kinds = ", ".join(_readable())
-        raise Refused(415, f"not an image of a kind that is read ({kinds})") from error
-    if width * height > pixels:
-        raise Refused(
-            413,
-            f"an image may have {pixels} pixels, this one has {width * height}; send it smaller",
+        if kind == "multipart/form-data":
+            await _read_form(request, limits, upload)
+        elif kind.startswith("image/") or kind == "application/octet-stream":
+            upload.add(await request.body(), None)
+        else:
+            raise Refused(415, "expected multipart/form-data with image files, or one image/* body")
+    except ClientDisconnect as error:
+        raise Refused(400, "the upload broke off") from error
+    if not upload.contents:
+        raise Refused(400, "expected an image in the form field 'image'")
+    return upload
+
+
+async def _read_form(request: Request, limits: Limits, upload: Upload) -> None:
+    try:
+        async with request.form(max_files=limits.files, max_fields=16, max_part_size=4096) as form:
+            for name, value in form.multi_items():
+                if isinstance(value, UploadFile):
+                    upload.add(await value.read(), value.filename)
+                else:
+                    upload.fields[name] = value
+    except HTTPException as error:  # what Starlette makes of a form it cannot read
+        status = 413 if "Too many" in error.detail else 400
+        raise Refused(status, f"the form cannot be read: {error.detail}") from error
+    except (ValueError, KeyError) as error:
+        raise Refused(400, f"the form cannot be read: {error}") from error
+
+
+class Lane:
+    """So many images at a time; others wait, but not too many of them."""
+
+    def __init__(self, number: int, waiting: int) -> None:
+        """Set both numbers."""
+        self._free = asyncio.Semaphore(number)
+        self._left = number + waiting
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[None]:
+        """Take a place.
+
+        Raises:
+            Refused: 503, too many wait already.
+        """
+        if not self._left:
+            raise Refused(503, "too many large images are waiting; try again in a second")
+        self._left -= 1
+        try:
+            async with self._free:
+                yield
+        finally:
+            self._left += 1
+
+
+class Decoding:
+    """Turns uploads, and images of the bank, into pixels."""
+
+    def __init__(self, limits: Limits) -> None:
+        """Prepare; the processes start when they are first needed."""
+        self._limits = limits
+        self._decoders = Decoders(
+            FAST_LANE + 2,
+            memory=BYTES_PER_ALLOWED_PIXEL * limits.pixels,
+            seconds=limits.decoding,
         )
-    if _is_polyglot(content):
-        raise Refused(415, "the file is an image and something else at once; send a plain image")
-    return int(width * height)
+        self._held = PixelBudget(HELD_IMAGES * KEPT_PIXELS)
+        # Whoever waits holds a slot of the server: some slots are always left for small images.
+        self._small = Lane(FAST_LANE, limits.concurrent + limits.waiting)
+        self._medium = Lane(1, limits.concurrent // 2)
+        self._large = Lane(1, limits.concurrent // 5)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._decoders.close()
+
+    @asynccontextmanager
+    async def hold(self, contents: Sequence[bytes]) -> AsyncIterator[list[Pixels]]:
+        """The pixels of a request's images, for as long as they are worked on.
+
+        Raises:
+            Refused: 413 for too many pixels, 415 for what is not an image or more than one thing,
+                422 for a broken one, 503 if too many large ones wait.
+        """
+        sizes = [await self._measure(content) for content in contents]
+        if sum(sizes) > self._limits.together:
+            raise Refused(
+                413,
+                f"the images of a request may have {self._limits.together} pixels together, these "
+                f"have {sum(sizes)}; send fewer at once",
+            )
+        async with self._held.take(sum(min(size, KEPT_PIXELS) for size in sizes)):
+            yield [
+                await self.decode(content, cost_of(content, size), DRAFT_SIDE)
+                for content, size in zip(contents, sizes, strict=True)
+            ]
+
+    async def decode(self, source: ImageInput, cost: int, side: int) -> Pixels:
+        """Decode one image, in the lane for its size.
+
+        Args:
+            source: The image.
+            cost: How many pixels it has, or takes as long as.
+            side: Large JPEGs are decoded at a fraction, not below twice this.
+        """
+        lane = self._small if cost <= MEDIUM else self._medium if cost <= LARGE else self._large
+        async with lane.enter():
+            return await run_in_threadpool(self._decode, source, side)
+
+    async def measure(self, source: ImageInput) -> int:
+        """How many pixels an image has, by its header.
+
+        Raises:
+            ImageError: Its header cannot be read.
+        """
+        async with self._small.enter():
+            height, width = await run_in_threadpool(self._decoders.measure, source)
+        return height * width
+
+    async def _measure(self, content: bytes) -> int:
+        if not content:
+            raise Refused(422, "the image is empty")
+        if content.startswith(ICON):
+            raise Refused(415, "an icon; send its image as PNG or JPEG")
+        if await run_in_threadpool(_is_polyglot, content):
+            raise Refused(415, "the file is an image and something else at once; send only one")
+        try:
+            pixels = await self.measure(content)
+        except ImageError as error:
+            raise _refusal(error) from error
+        if pixels > self._limits.pixels:
+            raise Refused(
+                413,
+                f"an image may have {self._limits.pixels} pixels, this one has {pixels}; send it "
+                "smaller",
+            )
+        return pixels
+
+    def _decode(self, source: ImageInput, side: int) -> Pixels:
+        try:
+            pixels = self._decoders.load_pixels(source, reduce_to=lambda *_: (side, side))
+            return reduce_pixels(pixels)
+        except ImageError as error:
+            raise _refusal(error) from error
 
 
-def decode(content: bytes) -> Pixels:
-    """Pixels of an uploaded image that was measured.
+class PixelBudget:
+    """Pixels that may be held at once: requests take their share whole, in order."""
 
-    Raises:
-        Refused: 422, it is broken.
-    """
-    try:
-        return load_pixels(content, name="the image")
-    except ImageError as error:
-        raise Refused(422, str(error)) from error
+    def __init__(self, total: int) -> None:
+        """Set the number of pixels there are."""
+        self.total = total
+        self._free = total
+        self._turn = asyncio.Lock()
+        self._returned = asyncio.Event()
+
+    @asynccontextmanager
+    async def take(self, pixels: int) -> AsyncIterator[None]:
+        """Hold so many pixels, once they are free; all of them at most."""
+        share = min(pixels, self.total)
+        # One waits at a time, so that many small requests do not keep a large one out.
+        async with self._turn:
+            while self._free < share:
+                self._returned.clear()
+                await self._returned.wait()
+            self._free -= share
+        try:
+            yield
+        finally:
+            self._free += share
+            self._returned.set()
 
 
-@functools.cache
-def _readable() -> tuple[str, ...]:
-    """Formats this Pillow can open, of those the encoder reads and whose header tells the size."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN and name not in UNMEASURED)
+def cost_of(content: bytes, pixels: int) -> int:
+    """How many pixels of a PNG take as long to decode: a JPEG is faster, with many scans slower."""
+    if not content.startswith(JPEG):
+        return pixels
+    return int(pixels / JPEG_SPEED * max(1.0, content.count(SCAN) / COMMON_SCANS))
+
+
+def reduce_pixels(pixels: Pixels) -> Pixels:
+    """The image averaged down to at most ``KEPT_PIXELS``, by a whole factor."""
+    height, width = pixels.shape[:2]
+    factor = 1
+    while (height // factor) * (width // factor) > KEPT_PIXELS:
+        factor += 1
+    return pixels if factor == 1 else np.array(Image.fromarray(pixels).reduce(factor))
+
+
+def _refusal(error: ImageError) -> Refused:
+    """The status that fits what is wrong with an image."""
+    status = 422
+    if error.reason.startswith(TOO_LARGE):
+        status = 413
+    elif error.reason.startswith(NOT_AN_IMAGE):
+        status = 415
+    return Refused(status, f"the image: {error.reason}")
 
 
 def _is_polyglot(content: bytes) -> bool:

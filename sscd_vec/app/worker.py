@@ -34,7 +34,8 @@ class Worker:
 
     Attributes:
         handlers: For each kind, a function from items to as many results. A result that is an
-            exception is raised to its own caller only.
+            exception is raised to its own caller only. If the function itself raises, every item
+            is tried again alone.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Worker:
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
-            self.metrics.refused.add(reason="queue")
+            self.metrics.refuse("queue")
             raise Refused(503, "too many images are waiting; try again in a second") from None
         return await asyncio.wrap_future(job.done)
 
@@ -108,14 +109,17 @@ class Worker:
         if not jobs:
             return
         self.metrics.batches.observe(len(jobs))
-        try:
-            results = self.handlers[kind]([job.item for job in jobs])
-        except Exception as error:  # handed to the callers; the thread lives on
-            for job in jobs:
-                job.done.set_exception(error)
-            return
-        for job, result in zip(jobs, results, strict=True):
+        for job, result in zip(jobs, self._results(kind, jobs), strict=True):
             if isinstance(result, Exception):
                 job.done.set_exception(result)
             else:
                 job.done.set_result(result)
+
+    def _results(self, kind: str, jobs: list[_Job[Any, Any]]) -> list[Any]:
+        """A result or an exception for each job; a batch that fails is worked on one by one."""
+        try:
+            return list(self.handlers[kind]([job.item for job in jobs]))
+        except Exception as error:  # handed to the callers; the thread lives on
+            if len(jobs) == 1:
+                return [error]
+            return [result for job in jobs for result in self._results(kind, [job])]

@@ -5,27 +5,27 @@ failure; elsewhere the tests are skipped and say so.
 """
 
 import base64
+import csv
 import io
+import json
 import os
 import shutil
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 
 from sscd_vec.app.engine import Engine
-from sscd_vec.app.server import create_app
 from sscd_vec.bank.duplicates import Copies, Copy, CopyGroup
-from sscd_vec.bank.quality import choose_best, inspect_image
+from sscd_vec.bank.lineage import choose_original
+from sscd_vec.bank.quality import inspect_image
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.report import write_report
 from sscd_vec.cli.pictures import EDITS, draw
 from sscd_vec.files import find_images
+from tests.app.running import Running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -88,28 +88,10 @@ def page(context: "BrowserContext") -> Iterator["Page"]:
     assert errors == []
 
 
-class _Served:
-    def __init__(self, engine: Engine, **options: object) -> None:
-        self.socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        app = create_app(engine, **options)  # type: ignore[arg-type]
-        self.server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
-        self.thread = threading.Thread(target=self.server.run, args=([self.socket],))
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.02)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(15)
-        self.socket.close()
-
-
 @pytest.fixture
-def served(engine: Engine) -> Iterator[_Served]:
-    running = _Served(engine)
-    yield running
-    running.stop()
+def served(engine: Engine) -> Iterator[Running]:
+    with Running(engine) as running:
+        yield running
 
 
 def until(page: "Page", condition: str, seconds: float = 20.0) -> None:
@@ -128,23 +110,23 @@ def _jpeg(seed: int, quality: int = 50) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def test_drop_match_slider_heatmap(page: "Page", served: _Served, tmp_path: Path) -> None:
+def test_drop_match_slider_heatmap(page: "Page", served: Running, tmp_path: Path) -> None:
     page.goto(served.address)
-    until(page, "document.getElementById('facts').textContent.includes('12 pictures')")
+    until(page, "document.getElementById('facts').textContent.includes('12 images')")
     assert page.locator("#thresholdValue").text_content() == "0.800"
 
     page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
     first = page.locator(".match").first
     first.wait_for()
     assert "picture-03.png" in str(first.text_content())
-    assert page.locator(".verdict").text_content() == "Copy of 1 picture"
+    assert page.locator(".verdict").text_content() == "Copy of 1 image"
     assert page.locator(".match.copy").count() == 1
     until(page, "document.querySelector('.match img').naturalWidth > 0")
 
     page.locator("#threshold").evaluate(
         "node => { node.value = 1; node.dispatchEvent(new Event('input')) }"
     )
-    assert page.locator(".verdict").text_content() == "No copy found"
+    assert page.locator(".verdict").text_content() == "Perhaps a copy: take a look"
     assert page.locator(".match.copy").count() == 0
     page.locator("#threshold").evaluate(
         "node => { node.value = -0.2; node.dispatchEvent(new Event('input')) }"
@@ -167,28 +149,48 @@ def test_drop_match_slider_heatmap(page: "Page", served: _Served, tmp_path: Path
     page.click("#shut")
 
 
-def test_paste_add_browse_and_remove(page: "Page", served: _Served) -> None:
+def test_outlines_of_what_was_copied(page: "Page", engine: Engine) -> None:
+    engine.bank.verify = True
+    with Running(engine) as running:
+        page.goto(running.address)
+        page.evaluate(DROP, ["suspect.jpg", _jpeg(3, quality=90)])
+        first = page.locator(".match.copy").first
+        first.wait_for()
+        first.click()
+        assert page.locator("#pair polygon").count() == 4
+        box = page.locator("#pair polygon").first.bounding_box()
+        image = page.locator("#pair img").first.bounding_box()
+        assert box is not None and image is not None
+        assert box["width"] == pytest.approx(image["width"], rel=0.1)  # the whole image
+        assert box["height"] == pytest.approx(image["height"], rel=0.1)
+        page.click("#shut")
+        page.locator("#results summary").first.click()
+        page.locator(".match.below").first.click()
+        assert page.locator("#pair polygon").count() == 0
+
+
+def test_paste_add_browse_and_remove(page: "Page", served: Running) -> None:
     page.on("dialog", lambda dialog: dialog.accept())
     page.goto(served.address)
-    until(page, "document.getElementById('facts').textContent.includes('12 pictures')")
+    until(page, "document.getElementById('facts').textContent.includes('12 images')")
     page.evaluate(PASTE, ["new.jpg", _jpeg(99)])
     page.wait_for_selector(".verdict")
     assert page.locator(".verdict").text_content() == "No copy found"
     page.get_by_role("button", name="Add to bank").click()
-    until(page, "document.getElementById('facts').textContent.includes('13 pictures')")
+    until(page, "document.getElementById('facts').textContent.includes('13 images')")
     page.evaluate(PASTE, ["again.jpg", _jpeg(99)])
     until(page, "document.querySelectorAll('.verdict').length == 2")
-    assert page.locator(".verdict").first.text_content() == "Copy of 1 picture"
+    assert page.locator(".verdict").first.text_content() == "Copy of 1 image"
     page.click("#tabBank")
-    until(page, "document.querySelectorAll('#pictures figure').length == 13")
+    until(page, "document.querySelectorAll('#images figure').length == 13")
     page.fill("#text", "upload")
-    until(page, "document.querySelectorAll('#pictures figure').length == 1")
+    until(page, "document.querySelectorAll('#images figure').length == 1")
     page.get_by_role("button", name="Remove").click()
-    until(page, "document.querySelectorAll('#pictures figure').length == 0")
+    until(page, "document.querySelectorAll('#images figure').length == 0")
 
 
 def test_several_files_a_bad_one_and_a_phone(
-    browser: "Browser", served: _Served, tmp_path: Path
+    browser: "Browser", served: Running, tmp_path: Path
 ) -> None:
     phone = browser.new_context(
         viewport={"width": 390, "height": 844}, is_mobile=True, color_scheme="dark"
@@ -213,19 +215,49 @@ def test_several_files_a_bad_one_and_a_phone(
 
 
 def test_token_is_asked_for(page: "Page", engine: Engine) -> None:
-    running = _Served(engine, token="open sesame")
-    try:
+    with Running(engine, token="open sesame") as running:
         page.goto(f"{running.address}/#token=open%20sesame")
-        until(page, "document.getElementById('facts').textContent.includes('pictures')")
+        until(page, "document.getElementById('facts').textContent.includes('images')")
         assert "token" not in page.url
         page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
         page.wait_for_selector(".match.copy")
         until(page, "document.querySelector('.match img').src.startsWith('blob:')")
-    finally:
-        running.stop()
 
 
-def test_api_page(page: "Page", served: _Served) -> None:
+def test_results_are_explained_named_and_taken_away(page: "Page", served: Running) -> None:
+    page.goto(served.address)
+    until(page, "document.getElementById('facts').textContent.includes('12 images')")
+    page.click(".explain summary")
+    assert "0.800" in str(page.locator("#meaning").text_content())
+    hostile = '=1+1"><img src=x onerror=alert(1)>\u202e.jpg'
+    page.evaluate(DROP, [hostile, _jpeg(3)])
+    page.locator(".match").first.wait_for()
+    assert page.locator(".match .name").first.text_content() == "photos/picture-03.png"
+    assert page.locator("#results img").count() == 11  # the image and ten matches, none of a name
+    with page.expect_download() as saved:
+        page.click("#saveCsv")
+    rows = list(csv.DictReader(Path(saved.value.path()).read_text().splitlines()))
+    assert len(rows) == 10 and rows[0]["copy"] == "true" and rows[1]["copy"] == "false"
+    assert rows[0]["image"] == "'" + hostile and rows[0]["name"] == "photos/picture-03.png"
+    with page.expect_download() as saved:
+        page.click("#saveJson")
+    listed = json.loads(Path(saved.value.path()).read_text())
+    assert listed[0]["image"] == hostile and listed[0]["threshold"] == 0.8
+
+
+def test_a_read_only_bank_offers_no_changes(page: "Page", engine: Engine) -> None:
+    with Running(engine, read_only=True) as running:
+        page.goto(running.address)
+        until(page, "document.getElementById('facts').textContent.includes('images')")
+        page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
+        page.wait_for_selector(".match.copy")
+        assert page.get_by_role("button", name="Add to bank").count() == 0
+        page.click("#tabBank")
+        until(page, "document.querySelectorAll('#images figure').length == 12")
+        assert page.get_by_role("button", name="Remove").count() == 0
+
+
+def test_api_page(page: "Page", served: Running) -> None:
     page.goto(f"{served.address}/docs")
     page.wait_for_selector("section")
     headings = page.locator("h2").all_text_contents()
@@ -245,7 +277,7 @@ def test_report_with_thousands_of_groups(page: "Page", tmp_path: Path) -> None:
     groups = []
     for number in range(3000):
         pair = images[:2] if number % 2 else images[2:]
-        kept = choose_best(pair)
+        kept = choose_original(pair).keep
         heat = rng.random((9, 12))
         members = [BankImage(image.file.id, "", 1, image.file) for image in pair]
         copy = Copy(members[1 - kept], 0.4 + number / 6000, pair[1 - kept], heat, heat)

@@ -10,14 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from accuracy.dataset import read_disc
-from release import ship_model
-from sscd_vec.bank.views import crops
+from release import curves, domain, nonphotos, ship_model
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.checkpoint import load_model, read_checkpoint, write_pretrained
-from sscd_vec.encoder.images import load_pixels
 from sscd_vec.encoder.model import SSCDModel
 from sscd_vec.files import find_images
-from sscd_vec.normalize import Normalizer, Whitening, precision_threshold
+from sscd_vec.normalize import Normalizer, ScoreNorm, Whitening, precision_threshold
 from sscd_vec.trainer.model import encode
 from sscd_vec.trainer.pixels import MemoryPixels, Storage, as_squares
 
@@ -48,28 +46,40 @@ def test_check_counts_accepted_pairs(
     figures = ast.literal_eval(capsys.readouterr().out.strip().splitlines()[-1])
     accepted = kept >= found.threshold.value
     assert figures["accepted pairs"] == accepted.sum()
+    strangers = ~copies.any(axis=1)
+    assert figures["strangers"] == strangers.sum() > 0
+    false = (kept[strangers] >= found.threshold.value).any(axis=1).mean()
+    assert figures["false-match rate"] == pytest.approx(false, abs=1e-5)
     assert figures["precision"] == pytest.approx(labels[accepted].mean(), abs=1e-4)
     assert figures["recall"] == pytest.approx(labels[accepted].sum() / len(disc.matches), abs=1e-4)
 
 
-def test_make_writes_a_folder_with_three_thresholds(
-    disc_like: Path,
-    encoder_folder: Path,
-    photo_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_make_writes_a_folder_with_curves_for_every_kind(
+    encoder_folder: Path, photo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("BACKGROUND_ROWS", 20), ("PRECISION", 0.02), ("DEDUP_RATE", 0.05)):
-        monkeypatch.setattr(ship_model, name, value)
-    files = sorted(map(str, photo_folder.iterdir()))
+    monkeypatch.setattr(ship_model, "BACKGROUND_ROWS", 18)
+    monkeypatch.setattr(curves, "VIEWED", 11)
+    monkeypatch.setattr(domain, "FALSE_ALARM", 0.4)
+    monkeypatch.setattr(domain, "PER_KIND", 1)
+    background, strangers = tmp_path / "background", tmp_path / "strangers"
+    for folder, files in zip(
+        (background, strangers), np.split(sorted(photo_folder.iterdir()), [18]), strict=True
+    ):
+        folder.mkdir()
+        for file in files:
+            shutil.copy(file, folder)
     out = tmp_path / "shipped"
     ship_model.main(
-        ["make", str(encoder_folder), str(out), "--whitened", "0.5", "--background", *files[:20]]
-        + ["--calibration", str(disc_like), "--strangers", *files[20:]]
+        ["make", str(encoder_folder), str(out), "--whitened", "0.5"]
+        + ["--background", str(background), "--strangers", str(strangers), "--force"]
     )
     fitted = Normalizer.load(out / "normalizer.safetensors")
     fitted.check_encoder(Encoder.from_pretrained(out))
-    assert sorted(fitted.thresholds) == ["search", "symmetric", "tiled"]
+    assert sorted(fitted.thresholds) == sorted(fitted.curves) == ["search", "symmetric", "tiled"]
+    for threshold in fitted.thresholds.values():
+        assert (threshold.rate, threshold.bank_size) == (1e-3, 1000)
+    assert fitted.domain is not None
+    assert fitted.domain.background.shape == (len(nonphotos.KINDS), fitted.dim)
 
 
 def test_several_runs_are_averaged_and_different_models_refused(
@@ -88,10 +98,8 @@ def test_several_runs_are_averaged_and_different_models_refused(
 
 def test_a_photo_under_two_names_is_left_out() -> None:
     photos = np.eye(6, dtype=np.float32)
-    rows = photos[[0, 1, 0, 2, 3]]
-    np.testing.assert_array_equal(
-        ship_model.without_doubles(rows, photos[[5, 3]]), photos[[0, 1, 2]]
-    )
+    known = Normalizer.fit(photos[[5, 3]], whitening=None, score_norm=ScoreNorm(1.0, 1, 1))
+    assert curves.strangers(known, photos[[0, 1, 0, 2, 3]]).tolist() == [0, 1, 3]
 
 
 def features_of(model: SSCDModel, photos: Path) -> NDArray[np.float32]:
@@ -139,23 +147,3 @@ def test_a_share_beyond_one_or_another_head_is_refused(encoder_folder: Path) -> 
         ship_model.with_blended_head(config, weights, [], share=2)
     with pytest.raises(ValueError, match="linear head, got 0.5 and 'mlp'"):
         ship_model.with_blended_head(config.replace(head="mlp"), weights, [], share=0.5)
-
-
-def test_a_tiled_score_is_the_best_of_all_tiles(disc_like: Path, encoder_folder: Path) -> None:
-    encoder, disc = Encoder.from_pretrained(encoder_folder), read_disc(disc_like)
-    fitted = Normalizer.fit(
-        encoder.encode(list(disc.training.paths)), eps="oas", encoder=encoder, score_norm=None
-    )
-    found, matched = ship_model.scored_by_tiles(fitted, encoder, disc, count=4)
-    asked = sorted(set(found.queries.tolist()))
-    assert asked[0] == 0 and asked[-1] == len(disc.queries) - 1 and len(asked) == 4
-    references = encoder.encode(list(disc.references.paths))
-    for query in asked:
-        tiles = encoder.encode(crops(load_pixels(disc.queries.paths[query]), ship_model.TILES))
-        expected = np.sort(fitted.scores(tiles, references).max(axis=0))[::-1]
-        scores = found.scores[found.queries == query]
-        assert scores == pytest.approx(expected[: len(scores)], abs=1e-5)
-    pairs = zip(found.queries, found.references, strict=True)
-    assert matched.tolist() == [
-        (disc.queries.ids[query], disc.references.ids[row]) in disc.matches for query, row in pairs
-    ]

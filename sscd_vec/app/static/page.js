@@ -6,7 +6,8 @@ const make = (tag, props = {}, ...children) => {
   return node;
 };
 const PAGE = 60;
-const state = { calibrated: null, threshold: 0.5, results: [], offset: 0, total: 0 };
+const LARGE = 1600;  // pixels along the long side of an image shown side by side
+const state = { info: null, threshold: 0.5, results: [], offset: 0 };
 
 // A token may come in the address after '#', which browsers never send to a server.
 if (location.hash.startsWith("#token=")) {
@@ -30,9 +31,11 @@ async function ask(path, options = {}) {
   }
 }
 
-async function picture(key, image) {
-  if (!sessionStorage.token) { image.src = "/picture/" + key; return }
-  try { image.src = URL.createObjectURL(await (await ask("/picture/" + key)).blob()) } catch { /* stays blank */ }
+// The browser asks for an image itself, unless that needs the token.
+async function showImage(key, image, side = 480) {
+  const path = "/image/" + key + "?side=" + side;
+  if (!sessionStorage.token) { image.src = path; return }
+  try { image.src = URL.createObjectURL(await (await ask(path)).blob()) } catch { /* stays blank */ }
 }
 
 function problem(error) {
@@ -42,15 +45,26 @@ function problem(error) {
 
 async function start() {
   try {
-    const health = await (await ask("/info")).json();
-    state.calibrated = health.threshold;
-    setThreshold(health.threshold ?? 0.5);
-    $("calibrated").disabled = health.threshold === null;
-    showFacts(health);
+    showInfo(await (await ask("/info")).json());
+    setThreshold(localStorage.getItem("threshold") ?? state.info.threshold ?? 0.5);
+    $("calibrated").disabled = state.info.threshold === null;
+    $("meaning").textContent = thresholdMeaning(state.info);
   } catch (error) { problem(error) }
 }
-function showFacts(info) {
-  $("facts").textContent = info.pictures.toLocaleString() + " pictures in the bank · " + info.model;
+function showInfo(info) {
+  state.info = info;
+  $("facts").textContent = plural(info.images, "image") + " in the bank" + (info.model ? " · " + info.model : "");
+}
+const plural = (count, noun) => count.toLocaleString() + " " + noun + (count === 1 ? "" : "s");
+
+// Where the threshold comes from, in a sentence.
+function thresholdMeaning({ threshold, threshold_facts: facts }) {
+  if (threshold === null) return "This bank has no calibrated threshold: 0.5 is only a place to start. Move the slider until it fits your images.";
+  const value = threshold.toFixed(3);
+  if (facts.source !== "calibrated") return "This server was told to call everything from " + value + " on a copy.";
+  const interval = facts.interval ? " (between " + facts.interval.map(end => end.toFixed(3)).join(" and ") + ", as far as that sample tells)" : "";
+  const goal = facts.target === "precision" ? "so that " + Math.round(100 * facts.wanted) + " % of the pairs above it were copies" : "for " + facts.target.replaceAll("_", " ") + " " + facts.wanted;
+  return "The threshold " + value + interval + " was calibrated on labelled images " + goal + (facts.note ? ": " + facts.note : "") + ".";
 }
 
 // ---------------------------------------------------------------- searching
@@ -67,6 +81,7 @@ async function search(files) {
       const answer = await (await ask("/search", { method: "POST", body })).json();
       entry.matches = answer.results[0].matches;
       state.results.unshift(entry);
+      $("export").hidden = false;
       draw(entry);
     } catch (error) {
       URL.revokeObjectURL(entry.url);
@@ -76,29 +91,45 @@ async function search(files) {
 }
 
 function draw(entry) {
-  const copies = entry.matches.filter(match => match.score >= state.threshold);
+  const copies = entry.matches.filter(isCopy), others = entry.matches.filter(match => !isCopy(match));
+  const graded = grade => others.some(match => verdictOf(match) === grade);
   const verdict = make("p", { className: "verdict" + (copies.length ? " yes" : "") });
-  verdict.textContent = copies.length ? "Copy of " + copies.length + (copies.length === 1 ? " picture" : " pictures") : "No copy found";
-  const add = make("button", { textContent: entry.added ? "In the bank" : "Add to bank", disabled: Boolean(entry.added) });
-  add.onclick = () => addToBank(entry, add);
-  const left = make("div", {}, make("img", { className: "shot", src: entry.url, alt: entry.file.name }), verdict, make("p", { className: "facts", textContent: entry.file.name }), add);
-  const right = make("div");
-  for (const match of entry.matches) right.append(row(entry, match));
+  verdict.textContent = copies.length ? "Copy of " + plural(copies.length, "image")
+    : graded("unsure") ? "Unsure: look at the best matches yourself" : graded("look") ? "Perhaps a copy: take a look" : "No copy found";
+  const left = make("div", {}, make("img", { className: "shot", src: entry.url, alt: entry.file.name }), verdict, make("p", { className: "facts name", textContent: entry.file.name }));
+  if (!state.info?.read_only) left.append(addButton(entry));
+  const right = make("div", {}, make("div", { className: "matches" }, ...copies.map(match => card(entry, match))));
+  if (others.length) right.append(make("details", { open: entry.open ?? !copies.length, ontoggle: event => { entry.open = event.target.open } },
+    make("summary", { textContent: plural(others.length, "nearest image") + (graded("unsure") ? " that may not be copies" : " below the threshold") }),
+    make("div", { className: "matches" }, ...others.map(match => card(entry, match)))));
   if (!entry.matches.length) right.append(make("p", { className: "empty", textContent: "The bank is empty." }));
-  const grid = make("div", { className: "query" }, left, right);
-  entry.box.replaceChildren(grid);
+  entry.box.replaceChildren(make("div", { className: "query" }, left, right));
+}
+// On a server that verifies, the score of a match without local features is one of descriptors.
+// What the server is unsure about, no slider decides; elsewhere its verdict holds until the slider is moved.
+function verdictOf(match) {
+  const calibrated = state.info?.threshold ?? null, mixed = state.info?.verify && !match.verified;
+  if (mixed || (calibrated !== null && (match.verdict === "unsure" || state.threshold === calibrated))) return match.verdict;
+  return match.score >= state.threshold ? "copy" : match.verdict === "copy" || match.verdict === "look" ? "look" : "no";
+}
+const isCopy = match => verdictOf(match) === "copy";
+const said = match => verdictOf(match) === "no" ? "" : " · " + verdictOf(match);
+
+function addButton(entry) {
+  const button = make("button", { textContent: entry.added ? "In the bank" : "Add to bank", disabled: Boolean(entry.added) });
+  button.onclick = () => addToBank(entry, button);
+  return button;
 }
 
-function row(entry, match) {
-  const copy = match.score >= state.threshold;
-  const image = make("img", { alt: "" });
-  if (match.key !== null) picture(match.key, image);
+function card(entry, match) {
+  const image = make("img", { alt: "", loading: "lazy" });
+  if (match.key !== null) showImage(match.key, image);
   const fill = make("i"), mark = make("b");
   fill.style.width = percent(match.score);
   mark.style.left = percent(state.threshold);
-  const line = make("button", { className: "match " + (copy ? "copy" : "below") }, image,
-    make("span", {}, make("span", { className: "score", textContent: match.score.toFixed(3) + (copy ? " · copy" : "") }),
-      make("div", { className: "bar" }, fill, mark), match.id));
+  const line = make("button", { className: "match " + (isCopy(match) ? "copy" : "below") }, image,
+    make("span", { className: "score", textContent: match.score.toFixed(3) + said(match), title: match.reason }),
+    make("span", { className: "bar" }, fill, mark), make("span", { className: "name", textContent: match.name }));
   line.onclick = () => compare(entry, match);
   line.disabled = match.key === null;
   return line;
@@ -113,6 +144,24 @@ function setThreshold(value) {
   for (const entry of state.results) draw(entry);
 }
 
+// ---------------------------------------------------------------- taking results away
+
+function exportedRows() {
+  return state.results.flatMap(({ file, matches }) => matches.map((match, rank) => ({
+    image: file.name, rank: rank + 1, id: match.id, name: match.name, score: match.score, threshold: state.threshold, copy: isCopy(match), verdict: verdictOf(match), reason: match.reason })));
+}
+// A cell that a spreadsheet would take for a formula gets a quote before it.
+const cell = value => typeof value === "string" ? '"' + (/^[=+\-@\t\r]/.test(value) ? "'" : "") + value.replaceAll('"', '""') + '"' : String(value);
+function toCsv(rows) {
+  const columns = ["image", "rank", "id", "name", "score", "threshold", "copy", "verdict", "reason"];
+  return [columns, ...rows.map(row => columns.map(column => cell(row[column])))].map(line => line.join(",")).join("\r\n") + "\r\n";
+}
+function save(name, type, text) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
 async function addToBank(entry, button) {
   button.disabled = true;
   try {
@@ -121,23 +170,31 @@ async function addToBank(entry, button) {
     const answer = await (await ask("/add", { method: "POST", body })).json();
     entry.added = answer.ids[0];
     button.textContent = "In the bank";
-    showFacts(await (await ask("/info")).json());
+    showInfo(await (await ask("/info")).json());
   } catch (error) { button.disabled = false; problem(error) }
 }
 
 // ---------------------------------------------------------------- side by side
 
 async function compare(entry, match) {
-  $("sideScore").textContent = "Score " + match.score.toFixed(3) + (match.score >= state.threshold ? " · copy" : " · below the threshold");
-  const mine = make("div", { className: "big" }, make("img", { src: entry.url, alt: "your image" }));
-  const image = make("img", { alt: match.id }), theirs = make("div", { className: "big" }, image);
-  picture(match.key, image);
+  $("sideScore").textContent = "Score " + match.score.toFixed(3) + (said(match) || " · below the threshold of " + state.threshold.toFixed(3)) + " · " + match.reason;
+  const mine = make("div", { className: "big" }, make("img", { src: entry.url, alt: "your image", onload: fit }));
+  const image = make("img", { alt: match.name, onload: fit }), theirs = make("div", { className: "big" }, image);
+  showImage(match.key, image, LARGE);
+  if (match.region) { mine.append(trace(match.region.query)); theirs.append(trace(match.region.reference)) }
   $("pair").replaceChildren(
-    make("figure", {}, mine, make("figcaption", { textContent: entry.file.name })),
-    make("figure", {}, theirs, make("figcaption", { textContent: match.id })));
+    make("figure", {}, mine, make("figcaption", { className: "name", textContent: entry.file.name })),
+    make("figure", {}, theirs, make("figcaption", { className: "name", textContent: match.name })));
   $("heat").setAttribute("aria-pressed", "false");
   $("heat").onclick = () => toggleHeat(entry, match, mine, theirs);
   $("side").showModal();
+}
+
+// As large as there is room, small images up to three times their size.
+function fit(event) {
+  const image = event.target, room = image.closest("figure").clientWidth;
+  const scale = Math.min(room / image.naturalWidth, 0.74 * innerHeight / image.naturalHeight, 3);
+  image.style.width = Math.floor(scale * image.naturalWidth) + "px";
 }
 
 async function toggleHeat(entry, match, mine, theirs) {
@@ -158,7 +215,20 @@ async function toggleHeat(entry, match, mine, theirs) {
   for (const canvas of $("pair").querySelectorAll("canvas")) canvas.hidden = !on;
 }
 
-// A heatmap is a small grid of bytes over the whole picture: 0 is unlike, 255 the strongest match.
+// The outline of what was copied, twice: dark below light is seen on any image.
+function trace(outline) {
+  const node = name => document.createElementNS("http://www.w3.org/2000/svg", name), drawing = node("svg");
+  drawing.setAttribute("viewBox", "0 0 1 1");
+  drawing.setAttribute("preserveAspectRatio", "none");
+  for (let layer = 0; layer < 2; layer++) {
+    const polygon = node("polygon");
+    polygon.setAttribute("points", outline.map(corner => corner.join(",")).join(" "));
+    drawing.append(polygon);
+  }
+  return drawing;
+}
+
+// A heatmap is a small grid of bytes over the whole image: 0 is unlike, 255 the strongest match.
 function paint({ width, height, values }) {
   const canvas = make("canvas", { width, height }), grid = atob(values);
   const context = canvas.getContext("2d"), pixels = context.createImageData(width, height);
@@ -176,23 +246,25 @@ async function browse() {
   try {
     const query = new URLSearchParams({ offset: state.offset, limit: PAGE, text: $("text").value });
     const page = await (await ask("/bank?" + query)).json();
-    state.total = page.total;
-    $("place").textContent = page.total ? (state.offset + 1) + "–" + (state.offset + page.pictures.length) + " of " + page.total.toLocaleString() : "nothing here";
+    $("place").textContent = page.total ? (state.offset + 1) + "–" + (state.offset + page.images.length) + " of " + page.total.toLocaleString() : "nothing here";
     $("back").disabled = state.offset === 0;
     $("on").disabled = state.offset + PAGE >= page.total;
-    $("pictures").replaceChildren(...page.pictures.map(entry => {
-      const image = make("img", { alt: "", loading: "lazy" });
-      picture(entry.key, image);
-      const remove = make("button", { textContent: "Remove" });
-      remove.onclick = async () => {
-        if (!confirm("Remove this picture from the bank? Its file stays where it is.")) return;
-        try {
-          await ask("/remove", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ids: [entry.id] }) });
-          browse();
-        } catch (error) { problem(error) }
-      };
-      return make("figure", {}, image, make("figcaption", { textContent: entry.id }), remove);
-    }));
+    $("images").replaceChildren(...page.images.map(bankImage));
+  } catch (error) { problem(error) }
+}
+function bankImage(entry) {
+  const image = make("img", { alt: "", loading: "lazy" });
+  showImage(entry.key, image);
+  const figure = make("figure", {}, image, make("figcaption", { className: "name", textContent: entry.name }));
+  if (!state.info?.read_only) figure.append(make("button", { textContent: "Remove", onclick: () => remove(entry) }));
+  return figure;
+}
+async function remove(entry) {
+  if (!confirm("Remove this image from the bank? A file of yours stays where it is.")) return;
+  try {
+    await ask("/remove", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ids: [entry.id] }) });
+    browse();
+    showInfo(await (await ask("/info")).json());
   } catch (error) { problem(error) }
 }
 function show(tab) {
@@ -204,19 +276,21 @@ function show(tab) {
 
 // ---------------------------------------------------------------- events
 
-const images = list => [...list].filter(file => file.type.startsWith("image/"));
-$("files").onchange = () => { search(images($("files").files)); $("files").value = "" };
+const imageFiles = list => [...list].filter(file => file.type.startsWith("image/"));
+$("files").onchange = () => { search(imageFiles($("files").files)); $("files").value = "" };
 addEventListener("dragover", event => { event.preventDefault(); $("drop").classList.add("over") });
 addEventListener("dragleave", event => { if (!event.relatedTarget) $("drop").classList.remove("over") });
 addEventListener("drop", event => {
   event.preventDefault();
   $("drop").classList.remove("over");
-  const files = images(event.dataTransfer.files);
+  const files = imageFiles(event.dataTransfer.files);
   if (files.length) { show("search"); search(files) } else problem("That is not an image file.");
 });
-addEventListener("paste", event => { const files = images(event.clipboardData.files); if (files.length) search(files) });
-$("threshold").oninput = () => setThreshold($("threshold").value);
-$("calibrated").onclick = () => setThreshold(state.calibrated);
+addEventListener("paste", event => { const files = imageFiles(event.clipboardData.files); if (files.length) search(files) });
+$("threshold").oninput = () => { localStorage.setItem("threshold", $("threshold").value); setThreshold($("threshold").value) };
+$("calibrated").onclick = () => { localStorage.removeItem("threshold"); setThreshold(state.info.threshold) };
+$("saveCsv").onclick = () => save("matches.csv", "text/csv", toCsv(exportedRows()));
+$("saveJson").onclick = () => save("matches.json", "application/json", JSON.stringify(exportedRows(), null, 1));
 $("tabSearch").onclick = () => show("search");
 $("tabBank").onclick = () => show("bank");
 $("back").onclick = () => { state.offset = Math.max(0, state.offset - PAGE); browse() };
