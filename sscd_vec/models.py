@@ -29,6 +29,7 @@ SHIPPED = Path(__file__).resolve().parent / "pretrained"
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 NORMALIZER_FILE = "normalizer.safetensors"
+VERIFIER_FILE = "verifier.json"
 _MOST_SOURCE = 64 * 2**20  # bytes of TorchScript source, which is checked but never run
 
 
@@ -116,23 +117,22 @@ def normalizer_path(name_or_path: PathLike | None = None) -> Path:
     Raises:
         FileNotFoundError: There is none; says what to do.
     """
-    name = _only_shipped() if name_or_path is None else name_or_path
-    path = Path(name)
-    if path.is_file():
-        return path
-    folder = path if path.is_dir() or str(name) not in shipped() else SHIPPED / str(name)
-    file = folder / NORMALIZER_FILE
-    if file.is_file():
-        return file
     fit = "Fit one on your own images: Normalizer.fit, or `sscd-vec normalize fit`."
-    if folder.is_dir():
-        raise FileNotFoundError(f"no {NORMALIZER_FILE} in {printable_path(folder)}. {fit}")
-    if str(name) in RELEASED:
-        raise FileNotFoundError(f"the released model {name} comes without a normalizer. {fit}")
-    raise FileNotFoundError(
-        f"no normalizer {os.fspath(name)!r}: expected a file, a folder with {NORMALIZER_FILE}, or "
-        f"a shipped model ({', '.join(shipped())}). {fit}"
-    )
+    return _beside_model(name_or_path, NORMALIZER_FILE, "normalizer", fit)
+
+
+def verifier_path(name_or_path: PathLike | None = None) -> Path:
+    """Find the weights of a verifier.
+
+    Args:
+        name_or_path: The file itself, a model folder that holds one, the name of a shipped model,
+            or None for the shipped model's.
+
+    Raises:
+        FileNotFoundError: There are none; says what to do.
+    """
+    fit = "Fit them with `python benchmarks release/fit_verifier`, or name a shipped model."
+    return _beside_model(name_or_path, VERIFIER_FILE, "verifier", fit)
 
 
 def stable_name(name_or_path: PathLike | None = None) -> str:
@@ -219,6 +219,25 @@ def _only_shipped() -> str:
     raise FileNotFoundError(
         "this install has no model of its own. Name a released one, which is downloaded once "
         f"({', '.join(RELEASED)}), or pass the path of a model file or folder."
+    )
+
+
+def _beside_model(name_or_path: PathLike | None, file: str, what: str, remedy: str) -> Path:
+    """A file that belongs to a model: given itself, or found in the model's folder."""
+    name = _only_shipped() if name_or_path is None else name_or_path
+    path = Path(name)
+    if path.is_file():
+        return path
+    folder = path if path.is_dir() or str(name) not in shipped() else SHIPPED / str(name)
+    if (folder / file).is_file():
+        return folder / file
+    if folder.is_dir():
+        raise FileNotFoundError(f"no {file} in {printable_path(folder)}. {remedy}")
+    if str(name) in RELEASED:
+        raise FileNotFoundError(f"the released model {name} comes without a {what}. {remedy}")
+    raise FileNotFoundError(
+        f"no {what} {os.fspath(name)!r}: expected a file, a folder with {file}, or "
+        f"a shipped model ({', '.join(shipped())}). {remedy}"
     )
 
 

@@ -1,7 +1,7 @@
-"""Predictions and ground truth of a copy-detection benchmark, and the challenge's CSV files."""
+"""Predictions and ground truth of a copy-detection benchmark, and their CSV files."""
 
 import csv
-import os
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sscd_vec.files import writing
+
 Ids = NDArray[Any]  # strings or integers
+
+_YES_OR_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,20 +153,15 @@ def write_predictions(path: str | Path, predictions: Predictions) -> None:
 
     Scores are written in full, so that reading them back gives the same ranking.
     """
-    path = Path(path)
-    partial = path.with_name(f".{path.name}.tmp")
-    with open(partial, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
+    columns = predictions.query_ids, predictions.reference_ids, predictions.scores
+    ids, references, scores = (column.tolist() for column in columns)
+    with writing(path) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        writer = csv.writer(text, lineterminator="\n")
         writer.writerow(["query_id", "reference_id", "score"])
-        writer.writerows(
-            zip(
-                predictions.query_ids.tolist(),
-                predictions.reference_ids.tolist(),
-                map(repr, predictions.scores.tolist()),
-                strict=True,
-            )
-        )
-    os.replace(partial, path)
+        writer.writerows(zip(ids, references, map(repr, scores), strict=True))
+        text.flush()
+        text.detach()
 
 
 def read_ground_truth(path: str | Path) -> GroundTruth:
@@ -177,6 +176,50 @@ def read_ground_truth(path: str | Path) -> GroundTruth:
     matches = [(query, reference) for query, reference in rows if reference]
     judged = None if len(matches) == len(rows) else sorted({query for query, _ in rows})
     return GroundTruth([q for q, _ in matches], [r for _, r in matches], judged)
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Pairs that a person has judged.
+
+    Attributes:
+        query_ids: ``(n,)`` query of each pair.
+        reference_ids: ``(n,)`` reference of each pair.
+        is_copy: ``(n,)`` whether it is a copy.
+    """
+
+    query_ids: Ids
+    reference_ids: Ids
+    is_copy: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Number of pairs."""
+        return len(self.is_copy)
+
+
+def read_labels(path: str | Path) -> Labels:
+    """Read a CSV file with columns ``query,reference,is_copy``; 1, true or yes is a copy.
+
+    Raises:
+        ValueError: If a column is missing, a label is neither yes nor no, or a pair is listed
+            with both.
+    """
+    judged: dict[tuple[str, str], bool] = {}
+    for number, (query, reference, label) in _rows(path, ("query", "reference", "is_copy")):
+        is_copy = _YES_OR_NO.get(label.lower())
+        if is_copy is None:
+            raise ValueError(
+                f"{path}, line {number}: expected is_copy to be 1 or 0, true or false, yes or no; "
+                f"got {label!r}"
+            )
+        if judged.setdefault((query, reference), is_copy) != is_copy:
+            raise ValueError(
+                f"{path}, line {number}: the pair {query}, {reference} is labelled a copy in one "
+                "line and not in another; keep the right one"
+            )
+    queries, references = ([pair[side] for pair in judged] for side in (0, 1))
+    labels = np.fromiter(judged.values(), dtype=bool, count=len(judged))
+    return Labels(np.asarray(queries), np.asarray(references), labels)
 
 
 def number_ids(first: Ids, second: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64], Ids, int]:

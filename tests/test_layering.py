@@ -10,8 +10,10 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "sscd_vec"
 STDLIB = sys.stdlib_module_names
 
-# Rooms below all others: files, locks, progress, downloads, and where models lie.
-FOUNDATION = {f"sscd_vec.{name}" for name in ("files", "locks", "progress", "download", "models")}
+# Rooms below all others: files, locks, progress, downloads, models, Parquet files.
+FOUNDATION = {
+    f"sscd_vec.{name}" for name in ("files", "locks", "progress", "download", "models", "shards")
+}
 
 # What each room may import besides the standard library and itself.
 ROOMS: dict[str, set[str]] = {
@@ -52,7 +54,12 @@ ROOMS: dict[str, set[str]] = {
         "sscd_vec.adapters",
         "sscd_vec.encoder",
         "sscd_vec.normalize",
+        "sscd_vec.verify",
     },
+    "verify": {"numpy", "cv2"},
+    "batch.py": {"numpy", "sscd_vec.encoder", "sscd_vec.normalize", "sscd_vec.bank"},
+    "encoding.py": {"ray", "sscd_vec.bank", "sscd_vec.batch"},
+    "shards.py": {"numpy", "pyarrow", "sscd_vec.files"},
     "files.py": set(),
     "locks.py": {"sscd_vec.files", "filelock"},
     "progress.py": {"rich"},
@@ -67,8 +74,7 @@ ROOMS: dict[str, set[str]] = {
 CORNERS: dict[str, set[str]] = {
     "adapters/faiss/": {"faiss"},
     "adapters/products.py": {"faiss"},
-    "adapters/milvus/": {"pymilvus", "grpc"},
-    "adapters/milvus/rows.py": {"pyarrow"},
+    "adapters/milvus/": {"pymilvus", "grpc", "ml_dtypes"},
     "adapters/threatexchange.py": {"threatexchange", "sscd_vec.encoder"},
     "trainer/__main__.py": {"sscd_vec.cli"},
 }
@@ -79,6 +85,9 @@ ONLY_IN: dict[str, str | tuple[str, ...]] = {
     "pymilvus": "adapters/milvus/",
     "threatexchange": "adapters/threatexchange.py",
     "matplotlib": "plots.py",
+    "cv2": "verify/",
+    "ray": "encoding.py",
+    "pyarrow": "shards.py",
 }
 
 SOURCES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
@@ -140,7 +149,10 @@ def test_imports_finds_every_form() -> None:
         ("sscd_vec.progress", {"torch", "faiss", "pymilvus", "numpy", "rich"}),
         ("sscd_vec.models", {"torch", "faiss", "pymilvus", "numpy", "rich"}),
         ("sscd_vec.encoder.images", {"torch", "faiss", "pymilvus"}),
+        ("sscd_vec.shards", {"torch", "faiss", "pymilvus", "pyarrow"}),
+        ("sscd_vec.batch", {"torch", "faiss", "pymilvus", "pyarrow", "ray"}),
         ("sscd_vec.metrics", {"torch", "faiss", "pymilvus"}),
+        ("sscd_vec.verify", {"cv2", "torch", "faiss", "pymilvus"}),
         ("sscd_vec.cli", {"torch", "faiss", "pymilvus"}),
         ("sscd_vec.adapters.matches", {"torch", "faiss", "pymilvus"}),
         ("sscd_vec.bank", {"torch", "faiss", "pymilvus", "numpy"}),

@@ -23,6 +23,7 @@ from sscd_vec.predictions import (
     GroundTruth,
     Predictions,
     read_ground_truth,
+    read_labels,
     read_predictions,
     write_predictions,
 )
@@ -304,3 +305,29 @@ def test_the_globally_best_candidates() -> None:
     predictions = made(HAND)
     assert predictions.best(2).scores.tolist() == [0.9, 0.8]
     assert predictions.best(9) is predictions
+
+
+def test_labels_are_read_from_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("query,reference,note,is_copy\na,x,,1\nb,y,seen,No\nb,z,,TRUE\na,x,,yes\n")
+    labels = read_labels(path)
+    assert len(labels) == 3  # the same judgement twice is one
+    assert labels.query_ids.tolist() == ["a", "b", "b"]
+    assert labels.reference_ids.tolist() == ["x", "y", "z"]
+    assert labels.is_copy.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("query,reference\na,x\n", "naming the columns query,reference,is_copy"),
+        ("query,reference,is_copy\na,x,maybe\n", "line 2: expected is_copy to be 1 or 0.*'maybe'"),
+        ("query,reference,is_copy\na,x,1\na,x,0\n", "line 3: the pair a, x is labelled a copy"),
+        ("query,reference,is_copy\na,x\n", "line 2: expected 3 columns, got 2"),
+    ],
+)
+def test_labels_that_make_no_sense_are_refused(tmp_path: Path, text: str, wrong: str) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=wrong):
+        read_labels(path)

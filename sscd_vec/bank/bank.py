@@ -3,6 +3,8 @@
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -10,22 +12,26 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.adapters.matches import Match, Metadata
-from sscd_vec.bank.location import UPLOADS, BankError, Location
+from sscd_vec.adapters.matches import Metadata
+from sscd_vec.bank.decisions import Decision, Decisions, is_digest
+from sscd_vec.bank.location import FEATURES, BankError, Location
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import Added, Answer, BankMatch, merge_looks
 from sscd_vec.bank.settings import BankSettings
 from sscd_vec.bank.setup import Setup
 from sscd_vec.bank.storage import Storage, is_writable
-from sscd_vec.bank.views import best_by_image
+from sscd_vec.bank.views import crop_count
 from sscd_vec.files import ImageFile, PathLike, Unreadable, find_images
-from sscd_vec.normalize import Kind, Normalizer
-from sscd_vec.normalize.scales import SCALES, needs_larger_look
+from sscd_vec.normalize import Kind, Normalizer, Outside, UncalibratedError
+from sscd_vec.normalize.scales import PENALTY, SCALES, needs_larger_look
 from sscd_vec.progress import progress_bar
+from sscd_vec.shards import holds_descriptors
+from sscd_vec.verify import is_available
 
 if TYPE_CHECKING:
     from sscd_vec.bank.describe import Described, ImageEncoder, Source
     from sscd_vec.bank.duplicates import Copies
+    from sscd_vec.bank.second_stage import SecondStage
     from sscd_vec.encoder.images import ImageInput
 
 Float32 = NDArray[np.float32]
@@ -58,11 +64,17 @@ class Bank:
         device: Where the encoder runs.
         cache: File that keeps descriptors of files, so that none is encoded twice.
         create: Whether to make a bank that does not exist.
-        read_only: Write nothing; the default where the storage cannot be written to.
+        read_only: Write nothing; the default where the storage cannot be written to. A FAISS file
+            is mapped then: it opens at once and processes share its pages.
         trust: Accept a bank somebody else made: load the model it names, show the files it names.
         wait: For another writer: True waits, False raises, a number waits so many seconds.
+        verify: Whether searches confirm candidates by geometry (extra ``verify``); a number is how
+            many candidates of a query to look at, 20 by default.
+        local: Whether to keep local features of added images beside the bank, 70 kB each, so that
+            verification need not read their files; a bank that keeps them goes on by default.
 
     Raises:
+        ImportError: ``verify`` or ``local`` needs OpenCV, which is not installed.
         BankError: There is no bank and ``create`` is false, it is damaged, or it was made with
             something else than what was asked for.
     """
@@ -85,6 +97,8 @@ class Bank:
         read_only: bool | None = None,
         trust: bool = False,
         wait: bool | float = True,
+        verify: bool | int = False,
+        local: bool | None = None,
     ) -> None:
         """Open the bank, or make it."""
         self.location = (
@@ -95,6 +109,8 @@ class Bank:
         self.threshold, self._cache = threshold, cache
         self._setup = Setup(self.location, model, device=device, trust=trust)
         exists = self.location is not None and self.location.exists
+        if self.location is not None:
+            self.location.require_regular_files()
         if exists:
             self._setup.read(tiles)
         else:
@@ -112,6 +128,13 @@ class Bank:
         )
         if exists and normalizer is not None:
             self.replace_normalizer(normalizer)
+        self.verify, self._local = verify, local
+        if verify or local:
+            try:
+                _ = self.second_stage
+            except BaseException:
+                self.storage.close()
+                raise
 
     # ------------------------------------------------------------------ changing it
 
@@ -130,8 +153,9 @@ class Bank:
         Interrupted, it keeps what it has encoded; run again, it goes on from there.
 
         Args:
-            images: Without ``ids``: files, folders, tars and lists of paths. With ``ids``:
-                anything the encoder takes: paths, bytes, arrays, PIL images.
+            images: Without ``ids``: files, folders, tars, lists of paths, and Parquet files of
+                descriptors (``sscd-vec encode``). With ``ids``: anything the encoder takes: paths,
+                bytes, arrays, PIL images.
             ids: An id for each image; the files' paths by default.
             metadata: One JSON object or None for each image; only with ``ids``.
             keep: Keep a JPEG of images that are not files, so that matches can be shown.
@@ -141,10 +165,13 @@ class Bank:
         if metadata is not None and ids is None:
             raise ValueError("metadata: expected only with ids, one for each image")
         done = Added()
-        sources = self._sources(images, ids, keep, leave_out, done)
+        if ids is None:
+            images = self._add_described(images, done, show_progress)
+        sources = self._sources(images, ids, leave_out, done)
         more = {} if metadata is None else dict(zip(ids or (), metadata, strict=True))
         todo = [source for source in sources if not self._is_known(source)]
-        done.unchanged = len(sources) - len(todo)
+        done.unchanged += len(sources) - len(todo)
+        replaced = [image.digest for one in todo if (image := self.get(one.id)) is not None]
         pending: list[Described] = []
         saved = time.monotonic()
         try:
@@ -156,10 +183,13 @@ class Bank:
                     ]
                     bar.advance(len(part))
                     if time.monotonic() - saved > SAVE_EVERY:
-                        done.added += self._store(pending, more)
+                        done.added += self._store(pending, more, keep)
                         pending, saved = [], time.monotonic()
         finally:
-            done.added += self._store(pending, more)  # also when interrupted
+            done.added += self._store(pending, more, keep)  # also when interrupted
+        if self._keeps_features:
+            self.second_stage.forget(replaced)
+            self.second_stage.keep(sources, show_progress)
         return done
 
     def remove(self, ids: str | Iterable[str]) -> int:
@@ -171,14 +201,14 @@ class Bank:
             How many were there.
         """
         names = [ids] if isinstance(ids, str) else list(ids)
-        kept = [
-            image.file.path
-            for image in map(self.storage.records.by_id, names)
-            if image is not None and image.file is not None and self._is_upload(image.file.path)
-        ]
+        images = [image for image in map(self.get, names) if image is not None]
+        files = [image.file.path for image in images if image.file is not None]
+        kept = [path for path in files if self._is_upload(path)]
         count = self.storage.remove(names)
         for path in kept:
             path.unlink(missing_ok=True)
+        if self._keeps_features:
+            self.second_stage.forget([image.digest for image in images])
         return count
 
     def replace_normalizer(self, normalizer: PathLike | Normalizer) -> None:
@@ -189,10 +219,47 @@ class Bank:
         """
         self.storage.index.normalizer = self._setup.replace_normalizer(normalizer)
 
+    def decide(self, first: str, second: str, is_copy: bool) -> None:
+        """Remember whether two images are copies, whatever they score.
+
+        Searches and ``duplicates`` respect it. It holds for the images' content, also under
+        another name.
+
+        Args:
+            first: Id of an image of the bank, or the SHA-256 of any image.
+            second: Likewise.
+            is_copy: What you decided.
+
+        Raises:
+            ValueError: The bank has no image of that id.
+        """
+        decisions = Decisions()
+        decisions.add([Decision(self._digest_of(first), self._digest_of(second), is_copy)])
+        self.add_decisions(decisions)
+
+    def add_decisions(self, decisions: Decisions) -> None:
+        """Remember many decisions, such as ``Decisions.load`` reads from a report's file."""
+        if self.storage.read_only:
+            raise BankError(f"{self} is opened read-only; open it without read_only")
+        self.storage.records.decide(decisions, time.time())
+
+    def decisions(self) -> Decisions:
+        """All decisions, with the scores of the images that are in the bank."""
+        from sscd_vec.bank.duplicates import scored_decisions
+
+        return scored_decisions(self)
+
     # ------------------------------------------------------------------ asking it
 
     def search(
-        self, image: "ImageInput", k: int = 10, *, tiles: int = 1, scales: Scales = "auto"
+        self,
+        image: "ImageInput",
+        k: int = 10,
+        *,
+        tiles: int = 1,
+        scales: Scales = "auto",
+        verify: bool | int | None = None,
+        threshold: float | None = None,
     ) -> list[BankMatch]:
         """The ``k`` best matches of one image, best first.
 
@@ -205,13 +272,22 @@ class Bank:
                 or on another background is found: ``"auto"`` when the first look finds no copy,
                 ``"one"`` never, ``"both"`` always. The second look costs as much as four; with
                 tiles there is none.
+            verify: Whether to confirm candidates by geometry, or how many of them; as the bank was
+                opened by default. A verified match has one score of everything (0 to 1), a
+                threshold for it, and the outlines of what was copied in ``region``; a collage has
+                a match for every image in it.
+            threshold: Least score of a copy, instead of the bank's.
 
         Raises:
             ImageError: It is not a usable image.
         """
         from sscd_vec.encoder.images import ImageError, input_name
 
-        answer = next(self.search_many([image], k, tiles=tiles, scales=scales))
+        answer = next(
+            self.search_many(
+                [image], k, tiles=tiles, scales=scales, verify=verify, threshold=threshold
+            )
+        )
         if answer.error:
             raise ImageError(input_name(image), answer.error)
         return answer.matches
@@ -223,24 +299,33 @@ class Bank:
         *,
         tiles: int = 1,
         scales: Scales = "auto",
+        verify: bool | int | None = None,
+        threshold: float | None = None,
         show_progress: bool | None = False,
     ) -> Iterator[Answer]:
         """Search for many images, in order; those that cannot be read say why.
 
         Args:
-            images: A folder, tar or list of paths, or an iterable of images.
+            images: A folder, tar or list of paths, a Parquet file of descriptors or a folder of
+                them, or an iterable of images.
             k: At most so many matches each.
             tiles: See ``search``.
             scales: See ``search``.
+            verify: See ``search``.
+            threshold: See ``search``.
             show_progress: Whether to draw a progress bar.
         """
         from sscd_vec.bank.describe import Source
+        from sscd_vec.bank.parquet import search_files
 
         if scales not in get_args(Scales):
             raise ValueError(f"scales: expected one of {get_args(Scales)}, got {scales!r}")
         if tiles > 1 or self.settings.tiles > 1:
             scales = "one"  # the crops are a larger look already
         problems: list[Unreadable] = []
+        if isinstance(images, str | os.PathLike) and holds_descriptors(images):
+            yield from search_files(self, [images], k)
+            return
         if isinstance(images, str | os.PathLike):
             sources = [Source.of_file(f) for f in find_images(images, problems.append)]
         else:
@@ -249,44 +334,81 @@ class Bank:
             yield Answer(str(problem.path), [], problem.reason)
         with progress_bar("searching", len(sources), show_progress) as bar:
             for part in self._describe(sources, tiles, None):
-                matches = self._look_larger(part, self._search_part(part, k), k, scales)
+                looks = self.verify if verify is None else verify
+                matches = self._search(part, k, scales, looks, threshold)
                 for one, found in zip(part, matches, strict=True):
-                    yield Answer(one.source.id, found, one.reason)
+                    yield Answer(one.source.id, self._decided(one.digest, found), one.reason)
                 bar.advance(len(part))
 
-    def search_descriptors(self, queries: Sequence[Float32], k: int = 10) -> list[list[BankMatch]]:
+    def search_descriptors(
+        self,
+        queries: Sequence[Float32],
+        k: int = 10,
+        *,
+        images: "Sequence[ImageInput | None] | None" = None,
+        threshold: float | None = None,
+        penalty: float = 0.0,
+    ) -> list[list[BankMatch]]:
         """Search for images already described: for each ``(views, d)``, the whole one first.
+
+        Args:
+            queries: The descriptors.
+            k: At most so many matches each.
+            images: The images themselves, so that pixels can decide where scores cannot.
+            threshold: Least score of a copy, instead of the bank's.
+            penalty: What every score loses.
 
         Raises:
             BankError: The index was lost.
         """
         if not queries:
             return []
+        from sscd_vec.bank.judging import judge_hits
+
         self.storage.refresh()
         self._require_vectors()
-        tiled = self.settings.tiles > 1
-        many = k * TILED_HITS if tiled else k
-        matches = self.storage.index.search(np.concatenate(queries), k=many)
-        answers: list[list[BankMatch]] = []
-        row = 0
-        for query in queries:
-            hits = [match for one in matches[row : row + len(query)] for match in one]
-            row += len(query)
-            answers.append(self._match(hits, self.threshold_of(self.score_kind(len(query))), k))
+        many = k * TILED_HITS if self.settings.tiles > 1 else k
+        rows = np.concatenate(queries)
+        found = self.storage.index.search(rows, k=many)
+        outside = self.normalizer.outside(self.normalizer.whiten(rows))
+        least = self.threshold if threshold is None else threshold
+        answers, row = [], 0
+        for query, image in zip(queries, images or [None] * len(queries), strict=True):
+            views = slice(row, row + len(query))
+            row, known = views.stop, Outside(outside.flags[views], outside.shifts[views])
+            answers.append(
+                judge_hits(
+                    self, found[views], known, k, image=image, threshold=least, penalty=penalty
+                )
+            )
         return answers
 
     def duplicates(
         self,
         threshold: float | None = None,
         *,
+        prefer: str | None = None,
+        protect: Sequence[Path] = (),
         heatmaps: bool = False,
+        verify: bool | None = None,
+        exhaustive: bool | None = None,
+        memory: int = 1 << 30,
         show_progress: bool | None = None,
     ) -> "Copies":
         """Groups of copies among the bank's own images, and which one of each to keep.
 
         Args:
             threshold: Least symmetric score of a copy; the calibrated one by default.
+            prefer: What to keep where the evidence does not decide: ``largest``, ``oldest``,
+                ``format:heic`` or ``path:GLOB``.
+            protect: Folders whose images are never proposed to be moved; groups of only such
+                images are left out.
             heatmaps: Also compute which parts match: two forward passes per copy.
+            verify: Whether geometry decides about pairs near the threshold and outlines copies; as
+                the bank was opened by default.
+            exhaustive: Compare every pair of images. By default up to 50 000 images; more are
+                compared with lists of neighbours, and ``recall`` says what that finds.
+            memory: Bytes held at a time by a comparison through lists.
             show_progress: Whether to draw a progress bar; by default on a terminal.
 
         Raises:
@@ -294,18 +416,36 @@ class Bank:
         """
         from sscd_vec.bank.duplicates import find_copies
 
-        return find_copies(self, threshold, heatmaps=heatmaps, show_progress=show_progress)
+        return find_copies(
+            self,
+            threshold,
+            prefer=prefer,
+            protect=protect,
+            heatmaps=heatmaps,
+            verify=bool(self.verify if verify is None else verify),
+            exhaustive=exhaustive,
+            memory=memory,
+            show_progress=show_progress,
+        )
 
     def score_kind(self, tiles: int = 1) -> Kind:
         """Which kind of score a search with that many tiles gives."""
         return "tiled" if tiles > 1 or self.settings.tiles > 1 else "search"
 
-    def threshold_of(self, kind: Kind) -> float | None:
-        """The least score of a copy: given, else calibrated, else None."""
+    def compared_views(self, views: int) -> int | None:
+        """Comparisons of views per image if the query has so many; None for whole images."""
+        if self.score_kind(views) == "search":
+            return None
+        return views * crop_count(self.settings.tiles)
+
+    def threshold_of(self, kind: Kind, views: int | None = None) -> float | None:
+        """The least score of a copy in a bank of this size: given, else calibrated, else None."""
         if self.threshold is not None:
             return self.threshold
-        found = self.normalizer.thresholds.get(kind)
-        return None if found is None else found.value
+        try:
+            return self.normalizer.threshold(kind, len(self), views)
+        except UncalibratedError:
+            return None
 
     def __len__(self) -> int:
         """How many images."""
@@ -331,6 +471,17 @@ class Bank:
         """The model, loaded when first needed."""
         return self._setup.encoder
 
+    @cached_property
+    def second_stage(self) -> "SecondStage":
+        """What verifies matches, made when first needed.
+
+        Raises:
+            ImportError: OpenCV is not installed; says how to install it.
+        """
+        from sscd_vec.bank.second_stage import SecondStage
+
+        return SecondStage(self, keep=bool(self._local))
+
     @property
     def normalizer(self) -> Normalizer:
         """Its normalizer; ``replace_normalizer`` changes the query side."""
@@ -349,6 +500,8 @@ class Bank:
 
     def close(self) -> None:
         """Let go of files, connections and locks."""
+        if "second_stage" in vars(self):
+            self.second_stage.close()
         self.storage.close()
 
     def __enter__(self) -> Self:
@@ -378,7 +531,6 @@ class Bank:
         self,
         images: "PathLike | Iterable[Any]",
         ids: Sequence[str] | None,
-        keep: bool,
         leave_out: Path | None,
         done: Added,
     ) -> "list[Source]":
@@ -389,12 +541,18 @@ class Bank:
             files = find_images(paths, done.unreadable.append, leave_out=leave_out)
             self._setup.remember_roots(paths)
             return [Source.of_file(file) for file in files]
-        given = [images] if isinstance(images, str | os.PathLike) else images
-        sources = named_sources(given, ids)
-        if not keep or self.location is None:
-            return sources
-        uploads = self.location.folder / UPLOADS
-        return [each if each.file else each.keep_copy(uploads) for each in sources]
+        return named_sources([images] if isinstance(images, str | os.PathLike) else images, ids)
+
+    def _add_described(
+        self, images: "PathLike | Iterable[Any]", done: Added, show_progress: bool | None
+    ) -> list[PathLike]:
+        """Add places that hold descriptors already; return the others."""
+        from sscd_vec.bank.parquet import add_files, split_places
+
+        rest, described = split_places(_paths(images))
+        if described:
+            add_files(self, described, done, save_every=SAVE_EVERY, show_progress=show_progress)
+        return rest
 
     def _is_known(self, source: "Source") -> bool:
         """Whether the bank has this image as it is now."""
@@ -417,10 +575,45 @@ class Bank:
         with opened_cache(cache, self.encoder, tiles) as known:
             yield from describe(self.encoder, sources, tiles=tiles, cache=known)
 
-    def _search_part(self, part: "Sequence[Described]", k: int) -> list[list[BankMatch]]:
+    @property
+    def _keeps_features(self) -> bool:
+        """Whether local features of added images are kept; not where OpenCV is missing."""
+        if self._local is not None or self.location is None:
+            return bool(self._local)
+        return (self.location.folder / FEATURES).exists() and is_available()
+
+    def _search(
+        self,
+        part: "Sequence[Described]",
+        k: int,
+        scales: Scales,
+        verify: bool | int,
+        least: float | None,
+    ) -> list[list[BankMatch]]:
+        """Matches of each image, verified if that is wanted."""
+        if verify:
+            limit = None if verify is True else int(verify)
+            return self.second_stage.search(part, k, limit, scales, least)
+        return self._look_larger(part, self._search_part(part, k, least), k, scales, least)
+
+    def _search_part(
+        self,
+        part: "Sequence[Described]",
+        k: int,
+        least: float | None,
+        penalty: float = 0.0,
+    ) -> list[list[BankMatch]]:
         """Matches of each image; none for those that could not be read."""
-        queries = [one.descriptors for one in part if one.descriptors is not None]
-        found = iter(self.search_descriptors(queries, k))
+        ready = [one for one in part if one.descriptors is not None]
+        found = iter(
+            self.search_descriptors(
+                [one.rows for one in ready],
+                k,
+                images=[one.source.image for one in ready],
+                threshold=least,
+                penalty=penalty,
+            )
+        )
         return [[] if one.descriptors is None else next(found) for one in part]
 
     def _look_larger(
@@ -429,11 +622,12 @@ class Bank:
         found: list[list[BankMatch]],
         k: int,
         scales: Scales,
+        least: float | None,
     ) -> list[list[BankMatch]]:
         """Add what a second look at twice the size finds, where one is wanted."""
         from sscd_vec.bank.describe import describe
 
-        limit = self.threshold_of("search")
+        limit = self.threshold_of("search") if least is None else least
 
         def is_open(matches: list[BankMatch]) -> bool:
             if scales == "auto" and limit is not None and matches:
@@ -446,36 +640,59 @@ class Bank:
             if one.descriptors is not None and is_open(matches)
         ]
         looks = describe(self.encoder, [part[row].source for row in rows], scale=SCALES[1])
-        larger = [matches for look in looks for matches in self._search_part(look, k)]
+        larger = [
+            matches for look in looks for matches in self._search_part(look, k, least, PENALTY)
+        ]
         merged = list(found)
         for row, matches in zip(rows, larger, strict=True):
             merged[row] = merge_looks(found[row], matches, k)
         return merged
 
     def _store(
-        self, described: "Sequence[Described]", metadata: Mapping[str, Metadata | None]
+        self,
+        described: "Sequence[Described]",
+        metadata: Mapping[str, Metadata | None],
+        keep: bool,
     ) -> int:
-        ready = [(one, one.descriptors) for one in described if one.descriptors is not None]
-        self.storage.write(
-            [
-                BankImage(one.source.id, one.digest, len(rows), one.source.file)
-                for one, rows in ready
-            ],
-            [rows for _, rows in ready],
-            [metadata.get(one.source.id) for one, _ in ready] if metadata else None,
-        )
+        from sscd_vec.bank.describe import keeping
+
+        uploads = self.location.uploads if keep and self.location is not None else None
+        ready = [one for one in described if one.descriptors is not None]
+        with keeping(ready, uploads, lambda source: self.get(source.id) is not None) as kept:
+            self.storage.write(
+                [
+                    BankImage(one.source.id, one.digest, len(one.rows), one.source.file)
+                    for one in kept
+                ],
+                [one.rows for one in kept],
+                [metadata.get(one.source.id) for one in kept] if metadata else None,
+            )
         return len(ready)
 
-    def _match(self, hits: Sequence[Match], threshold: float | None, k: int) -> list[BankMatch]:
-        """Vectors found, as images: the best score of each."""
-        best = best_by_image((str(hit.id), float(hit.score)) for hit in hits)
-        metadata = {str(hit.id): hit.metadata for hit in hits}
-        return [BankMatch(i, s, threshold, self.get(i), metadata.get(i)) for i, s in best[:k]]
+    def _decided(self, digest: str, matches: list[BankMatch]) -> list[BankMatch]:
+        """Matches with what a person decided about them and the query."""
+        decisions = self.storage.records.decisions(about=digest) if digest and matches else ()
+        if not decisions:
+            return matches
+        return [
+            match
+            if match.image is None
+            else replace(match, decision=decisions.about(digest, match.image.digest))
+            for match in matches
+        ]
+
+    def _digest_of(self, name: str) -> str:
+        known = self.get(name)
+        if known is not None:
+            return known.digest
+        if is_digest(name):
+            return name
+        raise ValueError(f"expected an id of {self} or a SHA-256 in hex, got {name!r}")
 
     def _is_upload(self, path: Path) -> bool:
         if self.location is None:
             return False
-        return path.resolve().is_relative_to((self.location.folder / UPLOADS).resolve())
+        return path.resolve().is_relative_to(self.location.uploads)
 
     def _require_vectors(self) -> None:
         lost = self.storage.records.lost

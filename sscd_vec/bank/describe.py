@@ -9,10 +9,10 @@ the file changing.
 import hashlib
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self, cast
@@ -97,15 +97,6 @@ class Source:
         name = input_name(image, position)
         return cls(name, cast(IO[bytes], image).read() if is_open_file(image) else image)
 
-    def keep_copy(self, folder: Path) -> "Source":
-        """The same image with a clean JPEG of it in ``folder`` as its file."""
-        digest = digest_of(self)
-        path = folder / f"{digest[:32]}.jpg"  # never a name the image came with
-        if not path.exists():
-            folder.mkdir(exist_ok=True)
-            write_whole(path, jpeg(load_pixels(self.image, name=self.id), KEPT_SIDE, KEPT_QUALITY))
-        return Source(self.id, self.image, find_images(path)[0], digest)
-
 
 def named_sources(images: Iterable[ImageInput], ids: Sequence[str]) -> list[Source]:
     """Images with ids of the caller's own.
@@ -137,6 +128,48 @@ class Described:
     descriptors: Float32 | None
     digest: str = ""
     reason: str = ""
+
+    @property
+    def rows(self) -> Float32:
+        """Its descriptors; an error without."""
+        if self.descriptors is None:
+            raise ValueError(f"{self.source.id} has no descriptors: {self.reason}")
+        return self.descriptors
+
+    def keep_copy(self, folder: Path) -> "Described":
+        """The same with a clean JPEG of the image in ``folder`` as its file."""
+        path = folder / f"{self.digest[:32]}.jpg"  # never a name the image came with
+        if not path.exists():
+            folder.mkdir(exist_ok=True)
+            pixels = load_pixels(self.source.image, name=self.source.id)
+            write_whole(path, jpeg(pixels, KEPT_SIDE, KEPT_QUALITY))
+        return replace(self, source=replace(self.source, file=find_images(path)[0]))
+
+
+@contextmanager
+def keeping(
+    described: Sequence[Described], folder: Path | None, is_stored: Callable[[Source], bool]
+) -> Iterator[list[Described]]:
+    """Keep a JPEG of each image without a file, and take it back if the block fails.
+
+    Args:
+        described: Images about to be stored.
+        folder: Where to keep them; None keeps none.
+        is_stored: Whether an image was stored after all.
+    """
+    kept: list[Described] = []
+    new: list[Source] = []
+    try:
+        for one in described:
+            keep = folder is not None and one.source.file is None
+            kept.append(one.keep_copy(folder) if folder is not None and keep else one)
+            new += [kept[-1].source] if keep else []
+        yield kept
+    except BaseException:
+        for source in new:
+            if source.file is not None and not is_stored(source):
+                source.file.path.unlink(missing_ok=True)
+        raise
 
 
 def describe(
@@ -206,7 +239,7 @@ def _encode(
     values = (
         _encode_tiled(encoder, sources, tiles)
         if tiles > 1
-        else _encode_whole(encoder, sources, scale)
+        else encode_whole(encoder, [source.image for source in sources], scale)
     )
     described = []
     for source, value in zip(sources, values, strict=True):
@@ -220,13 +253,12 @@ def _encode(
     return described
 
 
-def _encode_whole(
-    encoder: ImageEncoder, sources: Sequence[Source], scale: float
+def encode_whole(
+    encoder: ImageEncoder, images: Sequence[ImageInput], scale: float = 1.0
 ) -> list[Float32 | str]:
-    encoded = encoder.encode(
-        [source.image for source in sources], on_error="skip", show_progress=False, scale=scale
-    )
-    values: list[Float32 | str] = [""] * len(sources)
+    """The descriptor ``(1, d)`` of each image, or why it has none."""
+    encoded = encoder.encode(images, on_error="skip", show_progress=False, scale=scale)
+    values: list[Float32 | str] = [""] * len(images)
     for row, position in zip(encoded.descriptors, encoded.positions.tolist(), strict=True):
         values[position] = row[None]
     for skipped in encoded.skipped:

@@ -15,9 +15,12 @@ is like c, c is like d) therefore ends early, while an original with many crops 
 overlap each other stays one group. Copies left outside are kept as ``related`` pairs. A group of
 more than 64 is represented by its hub and 63 members spread evenly, so that ten thousand equal
 images do not cost ten thousand squared.
+
+Images outside what the normalizer knows score high with each other whatever they show (``Doubt``).
+Pairs of two such images join only if their pixels are the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +28,7 @@ from numpy.typing import NDArray
 
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
+Judged = Mapping[tuple[int, int], bool]  # whether two rows, the smaller first, are copies
 
 ROWS, COLUMNS = 1024, 1024  # a block of scores is 4 MiB, whatever n is, and stays in the cache
 PANEL = 64  # members that stand for a large group
@@ -42,6 +46,38 @@ class Pairs:
     def __len__(self) -> int:
         """How many pairs."""
         return len(self.first)
+
+    def where(self, kept: NDArray[np.bool_]) -> "Pairs":
+        """Some of them."""
+        return Pairs(self.first[kept], self.second[kept], self.scores[kept])
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Which images' scores with each other say little, and which of them are the same after all.
+
+    Attributes:
+        outside: ``(n,)`` whether the normalizer does not know this kind of image.
+        same: ``(n,)`` a number that images with the same pixels share.
+    """
+
+    outside: NDArray[np.bool_]
+    same: Int64
+
+    def about(self, pairs: Pairs) -> NDArray[np.bool_]:
+        """Which pairs are in doubt: both outside, and not known to be the same."""
+        both = self.outside[pairs.first] & self.outside[pairs.second]
+        apart: NDArray[np.bool_] = both & (self.same[pairs.first] != self.same[pairs.second])
+        return apart
+
+    def overrule(
+        self, copies: NDArray[np.bool_], first: list[int], second: list[int]
+    ) -> NDArray[np.bool_]:
+        """Copies by score among rows ``first`` and ``second``; pixels decide those in doubt."""
+        both = self.outside[first][:, None] & self.outside[second][None]
+        same = self.same[first][:, None] == self.same[second][None]
+        result: NDArray[np.bool_] = np.where(both, same, copies)
+        return result
 
 
 @dataclass(frozen=True)
@@ -89,7 +125,15 @@ def find_pairs(
     return Pairs(first[order], second[order], scores[order])
 
 
-def group_pairs(z: Float32, biases: Float32, threshold: float, pairs: Pairs) -> list[Group]:
+def group_pairs(
+    z: Float32,
+    biases: Float32,
+    threshold: float,
+    pairs: Pairs,
+    judged: Judged | None = None,
+    apart: Mapping[int, set[int]] | None = None,
+    doubt: "Doubt | None" = None,
+) -> list[Group]:
     """Groups of verified copies, the largest first; images without a copy are in none.
 
     Args:
@@ -97,6 +141,9 @@ def group_pairs(z: Float32, biases: Float32, threshold: float, pairs: Pairs) -> 
         biases: ``(n,)`` biases.
         threshold: The one ``pairs`` was found with.
         pairs: Of ``find_pairs``.
+        judged: Pairs that are copies or not whatever they score, the smaller row first.
+        apart: For a row, the rows that never share a group with it.
+        doubt: Whose scores with each other say little; nobody's by default.
     """
     _check(z, biases)
     forest = _Forest(len(z))
@@ -111,8 +158,13 @@ def group_pairs(z: Float32, biases: Float32, threshold: float, pairs: Pairs) -> 
             continue
         ours, theirs = forest.panel(left), forest.panel(right)
         copies = scores(z, biases, ours, theirs) >= threshold
+        if doubt is not None:
+            copies = doubt.overrule(copies, ours, theirs)
+        if judged:
+            _overrule(copies, ours, theirs, judged)
         half = 2 * int(copies.sum()) >= copies.size
-        if half or copies[0].all() or copies[:, 0].all():
+        joined = half or copies[0].all() or copies[:, 0].all()
+        if joined and not (apart and forest.crosses(left, right, apart)):
             forest.links[ours] += copies.sum(1)
             forest.links[theirs] += copies.sum(0)
             forest.join(left, right)
@@ -121,11 +173,44 @@ def group_pairs(z: Float32, biases: Float32, threshold: float, pairs: Pairs) -> 
     return _collect(forest, pairs)
 
 
+def connected(count: int, pairs: Iterable[tuple[int, int]]) -> Int64:
+    """For each of ``count`` rows, the smallest row it is connected with by pairs."""
+    parent = list(range(count))
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = parent[parent[row]]
+            row = parent[row]
+        return row
+
+    for a, b in pairs:
+        left, right = sorted((root(a), root(b)))
+        parent[right] = left
+    return np.array([root(row) for row in range(count)], np.int64)
+
+
+def components(pairs: Pairs, count: int) -> list[Group]:
+    """Rows connected by pairs, however thinly, largest group first."""
+    label = connected(count, zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+    roots, sizes = np.unique(label, return_counts=True)
+    found = [np.flatnonzero(label == root) for root in roots[sizes > 1]]
+    groups = [Group(tuple(rows.tolist()), int(rows[0])) for rows in found]
+    return sorted(groups, key=lambda g: (-len(g.members), g.members))
+
+
 def scores(z: Float32, biases: Float32, first: list[int], second: list[int]) -> Float32:
     """Symmetric scores of the rows ``first`` with the rows ``second``."""
     bias = np.maximum(biases[first][:, None], biases[second][None])
     result: Float32 = z[first] @ z[second].T - bias
     return result
+
+
+def _overrule(
+    copies: NDArray[np.bool_], ours: list[int], theirs: list[int], judged: Judged
+) -> None:
+    for row, a in enumerate(ours):
+        for column, b in enumerate(theirs):
+            copies[row, column] = judged.get((min(a, b), max(a, b)), copies[row, column])
 
 
 class _Forest:
@@ -148,6 +233,12 @@ class _Forest:
         members, hub = self.members[root], self.hub[root]
         step = -(-len(members) // PANEL)
         return [hub, *(row for row in members[::step] if row != hub)]
+
+    def crosses(self, left: int, right: int, apart: Mapping[int, set[int]]) -> bool:
+        """Whether two groups hold rows that must stay apart."""
+        return any(
+            not apart.get(a, set()).isdisjoint(self.members[right]) for a in self.members[left]
+        )
 
     def join(self, left: int, right: int) -> None:
         candidates = sorted({*self.panel(left), *self.panel(right)})

@@ -2,7 +2,8 @@
 
 ``known.faiss`` (or ``known.db``, a Milvus Lite folder, or ``http://host:19530/known``) holds the
 vectors; ``known.faiss.bank/`` beside it holds the rest: ``settings.json``,
-``normalizer.safetensors``, ``images.sqlite`` and, for images added without a file, ``uploads/``.
+``normalizer.safetensors``, ``images.sqlite``, for images added without a file ``uploads/``, and
+local features for verification in ``features``, if they are kept.
 """
 
 import os
@@ -17,12 +18,13 @@ Backend = Literal["faiss", "milvus"]
 
 MILVUS_PORT, KNOCK_SECONDS = 19530, 5.0
 DEFAULT_COLLECTION = "images"
-SETTINGS, NORMALIZER, RECORDS, UPLOADS, LOCK = (
+SETTINGS, NORMALIZER, RECORDS, UPLOADS, LOCK, FEATURES = (
     "settings.json",
     "normalizer.safetensors",
     "images.sqlite",
     "uploads",
     "lock",
+    "features",
 )
 
 
@@ -94,6 +96,25 @@ class Location:
     def exists(self) -> bool:
         """Whether a bank was made here."""
         return (self.folder / SETTINGS).is_file()
+
+    @property
+    def uploads(self) -> Path:
+        """Where images without a file are kept; inside the bank even if somebody made it a link."""
+        return self.folder.resolve() / UPLOADS
+
+    def require_regular_files(self) -> None:
+        """See that nothing of the bank is a pipe or a device, or leads elsewhere.
+
+        Raises:
+            BankError: Something is.
+        """
+        own = [self.folder / name for name in (SETTINGS, NORMALIZER, RECORDS)]
+        index = [Path(self.index)] if self.backend == "faiss" else []
+        for path in (*own, *index):
+            if path.exists() and not path.is_file():
+                raise BankError(f"{path} is not a regular file; the bank is damaged, or a trap")
+        if self.uploads.is_symlink():
+            raise BankError(f"{self.uploads} is a link; make it a folder, or move the bank itself")
 
     @property
     def is_lite(self) -> bool:

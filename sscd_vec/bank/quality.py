@@ -1,7 +1,7 @@
-"""What an image shows next to its copies, and which one of a group to keep.
+"""What one image file shows: its size, how much detail its pixels carry, its JPEG table, its notes.
 
 A file says how many pixels it has, not how much they show: an enlarged thumbnail has many and shows
-little. The *resolution* of a image is the part ρ of its side that carries detail. Photographs
+little. The *resolution* of an image is the part ρ of its side that carries detail. Photographs
 have nearly the same power in every octave; enlarging or blurring leaves nothing above some
 frequency. So with the power spectrum P of grey levels in windows of 64×64,
 
@@ -9,51 +9,36 @@ frequency. So with the power spectrum P of grey levels in windows of 64×64,
     ρ = (first k > 8 from which on g(k) < 1/10) / 32,
 
 with the median of g over the half of the windows that have most texture: a caption or a sticker
-is in few of them. The true side of an image is ρ √pixels, whatever size it was saved at.
-
-The one to keep (``choose_best``) is the largest that is neither enlarged, blurred nor compressed
-much harder than the others; of those the one with a camera's notes, then the oldest file, then the
-one with the shortest path. The size of a file says nothing: saving again can only add bytes.
+is in few of them.
 """
 
 import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sscd_vec.bank.generations import Grid
+from sscd_vec.bank.registration import SIDE, turned
 from sscd_vec.encoder.images import open_image
 from sscd_vec.files import ImageFile
 
 Float32 = NDArray[np.float32]
+Pixels = NDArray[np.uint8]
 
-SIDE = 1024  # pixels of the middle of a image that are looked at, at full size
+MIDDLE = 1024  # pixels a side of the middle of an image that its resolution is measured on
 WINDOW, STRIDE = 64, 32
 REFERENCE = slice(1, 8)  # 2 to 8 cycles per window
 FAINT = 0.1  # of the reference: no detail
-SAME_SIZE = 0.97  # of the pixels
-FINE = 17.3  # mean step of a JPEG's table for brightness at quality 85: finer is no better
-HARDER = 1.8  # times the steps: compressed much harder
-BLURRED = 0.7  # of another's resolution: less than that cannot be chance
-# A larger image is an enlarged one if its resolution is below that part of the smaller one's and
-# the smaller one has at least that part of its true side. Much enlarged, noise counts as detail.
-ENLARGED = {1.4: (0.85, 0.95), 2.0: (0.8, 0.8)}  # from so many times the pixels on
 MARGIN = 6.0  # grey levels (standard deviation) by which a margin of one colour may vary
-THUMBNAIL_SIDE = 240
+COLOURLESS = 6.0  # levels between the channels that rounding and JPEG leave in a grey image
+THUMBNAIL_SIDE = 320
 THUMBNAIL_QUALITY = 65
 ORIENTATION, MAKE, MODEL, EXIF, TAKEN = 0x0112, 0x010F, 0x0110, 0x8769, 0x9003
-TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+# What ``turned`` does to the image of an EXIF orientation.
+UPRIGHT = {1: 0, 2: 1, 3: 3, 4: 2, 5: 4, 6: 5, 7: 7, 8: 6}
 
 
 @dataclass(frozen=True)
@@ -66,9 +51,11 @@ class InspectedImage:
         height: Pixels down, upright.
         thumbnail: A small JPEG.
         resolution: Part of its side that carries detail, up to 1.
-        content: Pixels inside a frame of one colour.
-        step: Mean step of its JPEG table for brightness; 0 for other kinds of file.
-        camera: Whether it carries a camera's notes.
+        has_camera_notes: Whether it carries a camera's EXIF.
+        has_colour: Whether any part of it is not grey.
+        format: What kind of file it is, as Pillow calls it: "JPEG".
+        grid: Blocks and steps of a JPEG, upright.
+        small: ``(h, w, 3)``, 128 pixels a side at most, upright.
     """
 
     file: ImageFile
@@ -76,89 +63,69 @@ class InspectedImage:
     height: int
     thumbnail: bytes
     resolution: float = 1.0
-    content: int = 0
-    step: float = 0.0
-    camera: bool = False
-
-    @property
-    def true_side(self) -> float:
-        """Side of a square that would show as much, in pixels."""
-        return self.resolution * math.sqrt(self.content)
+    has_camera_notes: bool = False
+    has_colour: bool = True
+    format: str = ""
+    grid: Grid = field(default=Grid(), repr=False, compare=False)
+    small: Pixels = field(
+        default_factory=lambda: np.zeros((1, 1, 3), np.uint8), repr=False, compare=False
+    )
 
 
 def inspect_image(file: ImageFile) -> InspectedImage:
-    """Read an image's size, resolution and thumbnail.
+    """Read everything there is to know about one image.
 
     Raises:
         ImageError: The file cannot be opened.
         OSError: It cannot be decoded.
     """
     with open_image(file) as image:
-        orientation, camera = _notes(image)
-        step = _step(image)
+        turn, camera = _notes(image)
+        kind, steps = image.format or "", _steps(image)
         flat = flat_rgb(image)
+    shape = flat.height, flat.width
     grey = np.asarray(flat.convert("L"))
     rows, columns = content_box(grey)
+    small = np.asarray(turned(_small(flat), turn))
     flat.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), reducing_gap=2.0)
-    height, width = grey.shape
-    if orientation in TURNS:
-        flat = flat.transpose(TURNS[orientation])
-    if orientation >= 5:  # lies on its side
-        width, height = height, width
+    height, width = shape[::-1] if turn & 4 else shape
     return InspectedImage(
         file,
         width,
         height,
-        jpeg(np.asarray(flat)),
+        jpeg(np.ascontiguousarray(turned(np.asarray(flat), turn))),
         resolution(grey[_middle(rows), _middle(columns)].astype(np.float32)),
-        (rows.stop - rows.start) * (columns.stop - columns.start),
-        step,
         camera,
+        _has_colour(small),
+        kind,
+        Grid(0, 0, steps).turned(shape, turn),
+        small,
     )
 
 
-def choose_best(images: Sequence[InspectedImage]) -> int:
-    """Position of the one to keep."""
-    left = _unbeaten(images, _compressed_harder)
-    left = _unbeaten(left, _enlarged_or_blurred)
-    largest = max(image.content for image in left)
-    left = [image for image in left if image.content >= SAME_SIZE * largest]
-    return images.index(min(left, key=_last_resort))
+def load_grey(file: ImageFile) -> Pixels:
+    """Grey levels at full size, upright; of a JPEG as they are stored.
+
+    Raises:
+        ImageError: The file cannot be opened.
+        OSError: It cannot be decoded.
+    """
+    with open_image(file) as image:
+        turn, _ = _notes(image)
+        image.draft("L", image.size)
+        grey = image if image.mode == "L" else flat_rgb(image).convert("L")
+        return np.asarray(turned(np.asarray(grey), turn))
 
 
-def _unbeaten(
-    images: Sequence[InspectedImage], worse: Callable[[InspectedImage, InspectedImage], bool]
-) -> list[InspectedImage]:
-    """Those that are worse than no other; some always remain, ``worse`` having no circles."""
-    # A thousand equal files are measured alike: each is compared with every kind, not every file.
-    kinds = {(p.content, p.resolution, p.step): p for p in images}.values()
-    return [a for a in images if not any(worse(a, b) for b in kinds)]
+def _small(image: Image.Image) -> Pixels:
+    factor = min(1.0, SIDE / max(image.size))
+    width, height = (max(1, round(side * factor)) for side in image.size)
+    return np.asarray(image.resize((width, height), Image.Resampling.BOX, reducing_gap=2.0))
 
 
-def _last_resort(image: InspectedImage) -> tuple[bool, int, int, str]:
-    return not image.camera, image.file.modified, len(image.file.id), image.file.id
-
-
-def _compressed_harder(image: InspectedImage, other: InspectedImage) -> bool:
-    """Whether this may be a strongly compressed copy of that one, of the same size."""
-    sizes = sorted((image.content, other.content))
-    return (
-        sizes[0] >= SAME_SIZE * sizes[1]
-        and image.step > HARDER * max(FINE, other.step)
-        and other.resolution >= BLURRED * image.resolution
-    )
-
-
-def _enlarged_or_blurred(image: InspectedImage, other: InspectedImage) -> bool:
-    """Whether this one shows no more than that one, in more pixels or in softer ones."""
-    softness, showing = BLURRED, 0.0
-    for times, limits in ENLARGED.items():
-        if image.content >= times * other.content:
-            softness, showing = limits
-    return (
-        image.resolution < softness * other.resolution
-        and other.true_side >= showing * image.true_side
-    )
+def _has_colour(pixels: Pixels) -> bool:
+    channels = pixels.astype(np.int16)
+    return float(np.percentile(np.ptp(channels, axis=2), 98)) > COLOURLESS
 
 
 def resolution(grey: Float32) -> float:
@@ -210,24 +177,26 @@ def _varied(deviation: NDArray[np.floating]) -> slice | None:
 
 
 def _middle(part: slice) -> slice:
-    start = part.start + max(0, part.stop - part.start - SIDE) // 2
-    return slice(start, min(start + SIDE, part.stop))
+    start = part.start + max(0, part.stop - part.start - MIDDLE) // 2
+    return slice(start, min(start + MIDDLE, part.stop))
 
 
 def _notes(image: Image.Image) -> tuple[int, bool]:
-    """How the image lies, and whether a camera took it; damaged EXIF says nothing."""
+    """How to turn the image upright, and whether a camera took it; damaged EXIF says nothing."""
     try:
         exif = image.getexif()
         camera = any(tag in exif for tag in (MAKE, MODEL)) or TAKEN in exif.get_ifd(EXIF)
         orientation = exif.get(ORIENTATION, 1)
+        return UPRIGHT.get(orientation, 0), camera
     except Exception:  # Pillow raises SyntaxError, struct.error and others
-        return 1, False
-    return (orientation if orientation in TURNS else 1), camera
+        return 0, False
 
 
-def _step(image: Image.Image) -> float:
+def _steps(image: Image.Image) -> NDArray[np.float64] | None:
     tables = getattr(image, "quantization", None)
-    return float(np.mean(tables[0])) if tables and 0 in tables else 0.0
+    if not tables or 0 not in tables or len(tables[0]) != 64:
+        return None
+    return np.maximum(np.asarray(tables[0], np.float64).reshape(8, 8), 1)
 
 
 def jpeg(

@@ -9,6 +9,7 @@ Clients of the server name an image by ``key``, a number that means nothing outs
 that no path ever comes from them.
 """
 
+import errno
 import os
 import sqlite3
 import threading
@@ -18,20 +19,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sscd_vec.bank.decisions import Decision, Decisions
 from sscd_vec.bank.location import BankError
+from sscd_vec.bank.views import MOST_TILES, crop_count
 from sscd_vec.files import ImageFile
 
 FORMAT = 2
+MOST_VECTORS = crop_count(MOST_TILES)
 LOST = -1  # size of an image whose vectors the index does not have
-_COLUMNS = "id, digest, vectors, size, modified, path, member, offset"
+_COLUMNS = "id, digest, vectors, size, modified, path, member, offset, outside"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS images (key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL,
     digest TEXT NOT NULL, vectors INTEGER NOT NULL, size INTEGER NOT NULL,
-    modified INTEGER NOT NULL, path BLOB, member TEXT NOT NULL, offset INTEGER NOT NULL);
+    modified INTEGER NOT NULL, path BLOB, member TEXT NOT NULL, offset INTEGER NOT NULL,
+    outside INTEGER);
 CREATE TABLE IF NOT EXISTS journal (id TEXT PRIMARY KEY, digest TEXT, vectors INTEGER, size INTEGER,
-    modified INTEGER, path BLOB, member TEXT, offset INTEGER, generation INTEGER) WITHOUT ROWID;
+    modified INTEGER, path BLOB, member TEXT, offset INTEGER, outside INTEGER, generation INTEGER)
+    WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS decisions (first TEXT NOT NULL, second TEXT NOT NULL,
     is_copy INTEGER NOT NULL, decided REAL NOT NULL, PRIMARY KEY (first, second)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS kept (digest TEXT PRIMARY KEY, decided REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -47,6 +54,7 @@ class BankImage:
         file: Its file, as it was when it was added; None if it came without one.
         is_lost: Whether the index does not have its vectors: the next ``add`` adds it again.
         key: Its number; 0 before it has one.
+        outside: Whether it lies outside what the normalizer knows; None if nobody looked.
     """
 
     id: str
@@ -55,6 +63,7 @@ class BankImage:
     file: ImageFile | None = None
     is_lost: bool = False
     key: int = 0
+    outside: bool | None = None
 
 
 class Records:
@@ -67,12 +76,9 @@ class Records:
             BankError: The file is damaged or of another version.
         """
         self._path, self._lock = path, threading.Lock()
-        # Immutable: SQLite writes nothing at all, not even to read after a crash.
-        source = ":memory:" if path is None else str(path)
-        if path is not None and read_only:
-            source = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
         with self._reporting_damage():
-            self._db = sqlite3.connect(source, timeout=30, check_same_thread=False, uri=read_only)
+            self._db = _connect(path, read_only)
+            self._db.execute("PRAGMA trusted_schema=OFF")  # the file may be a stranger's
             found = self._db.execute("PRAGMA user_version").fetchone()[0]
             if found not in (0, FORMAT):
                 raise BankError(
@@ -126,6 +132,17 @@ class Records:
         found = self._many(f"{where} ORDER BY key LIMIT ? OFFSET ?", (pattern, limit, offset))
         return int(total), found
 
+    def digests_in_use(self, digests: Iterable[str]) -> set[str]:
+        """Those that some image has."""
+        asked = set(digests)
+        found = self._rows("SELECT DISTINCT digest FROM images", ()) if asked else []
+        return asked.intersection(digest for (digest,) in found)
+
+    def file_names(self) -> set[str]:
+        """Names, without folders, of all files that an image or the journal names."""
+        rows = self._rows("SELECT path FROM images UNION SELECT path FROM journal", ())
+        return {os.path.basename(os.fsdecode(path)) for (path,) in rows if path is not None}
+
     def announced(self) -> list[tuple[BankImage, int]]:
         """What was announced and not confirmed, with the generation that would hold it."""
         rows = self._rows(f"SELECT {_COLUMNS}, generation FROM journal", ())
@@ -138,7 +155,7 @@ class Records:
         with self._transaction() as db:
             db.executemany(
                 f"INSERT OR REPLACE INTO journal ({_COLUMNS}, generation) "
-                "VALUES (?,?,?,?,?,?,?,?,?)",
+                "VALUES (?,?,?,?,?,?,?,?,?,?)",
                 [(*_values(image), generation) for image in images],
             )
 
@@ -171,18 +188,31 @@ class Records:
             db.executemany(f"UPDATE images SET size={LOST} WHERE id=?", [(i,) for i in ids])
             self._note(db, generation)
 
-    def decide(self, first: str, second: str, is_copy: bool, when: float) -> None:
-        """Remember a person's decision about two images, by their digests."""
-        pair = sorted((first, second))
+    def decide(self, decisions: Decisions, when: float) -> None:
+        """Remember what a person decided; a new decision about a pair replaces the old one."""
         with self._transaction() as db:
-            db.execute(
-                "INSERT OR REPLACE INTO decisions VALUES (?,?,?,?)", (*pair, int(is_copy), when)
+            db.executemany(
+                "INSERT OR REPLACE INTO decisions VALUES (?,?,?,?)",
+                [(*one.pair, int(one.is_copy), when) for one in decisions],
+            )
+            db.executemany(
+                "INSERT OR REPLACE INTO kept VALUES (?,?)", [(one, when) for one in decisions.kept]
             )
 
-    def decisions(self) -> dict[tuple[str, str], bool]:
-        """All decisions, by the sorted pair of digests."""
-        rows = self._rows("SELECT first, second, is_copy FROM decisions", ())
-        return {(first, second): bool(is_copy) for first, second, is_copy in rows}
+    def decisions(self, about: str | None = None) -> Decisions:
+        """All decisions, or those about the image with this digest."""
+        where = "" if about is None else " WHERE ? IN (first, second)"
+        rows = self._rows(
+            f"SELECT first, second, is_copy FROM decisions{where}",
+            () if about is None else (about,),
+        )
+        made = Decisions()
+        made.add(
+            Decision(str(first), str(second), bool(is_copy)) for first, second, is_copy in rows
+        )
+        if about is None:
+            made.kept = {str(digest) for (digest,) in self._rows("SELECT digest FROM kept", ())}
+        return made
 
     def close(self) -> None:
         """Close the file."""
@@ -219,6 +249,8 @@ class Records:
         try:
             yield
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path)) from error
             raise BankError(f"{self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise BankError(
@@ -228,16 +260,44 @@ class Records:
 
 
 def _values(image: BankImage) -> tuple[object, ...]:
+    known = image.id, image.digest, image.vectors
     if image.file is None:
-        return image.id, image.digest, image.vectors, 0, 0, None, "", 0
+        return *known, 0, 0, None, "", 0, image.outside
     file = image.file
     place = os.fsencode(file.path), file.member, file.offset
-    return image.id, image.digest, image.vectors, file.size, file.modified, *place
+    return *known, file.size, file.modified, *place, image.outside
 
 
 def _image(row: Sequence[Any], key: int = 0) -> BankImage:
-    name, digest, vectors, size, modified, path, member, offset = row
+    """A row as an image; SQLite itself lets a stranger put anything into any column."""
+    name, digest, vectors, size, modified, path, member, offset, outside = row
+    texts, numbers = (name, digest, member), (vectors, size, modified, offset)
+    if (
+        not all(isinstance(text, str) for text in texts)
+        or not all(isinstance(number, int) for number in numbers)
+        or not isinstance(path, bytes | None)
+        or outside not in (None, 0, 1)
+        or not 1 <= vectors <= MOST_VECTORS
+    ):
+        raise BankError(f"the record of image {key} is damaged; restore the records from a copy")
     file = None
     if path is not None:
         file = ImageFile(Path(os.fsdecode(path)), size, modified, member, offset)
-    return BankImage(name, digest, vectors, file, size == LOST, key)
+    flag = None if outside is None else bool(outside)
+    return BankImage(name, digest, vectors, file, size == LOST, key, flag)
+
+
+def _connect(path: Path | None, read_only: bool) -> sqlite3.Connection:
+    source = ":memory:" if path is None else str(path)
+    if path is None or not read_only:
+        return sqlite3.connect(source, timeout=30, check_same_thread=False)
+    address = path.resolve().as_uri() + "?mode=ro"
+    database = sqlite3.connect(address, timeout=30, check_same_thread=False, uri=True)
+    try:
+        database.execute("SELECT count(*) FROM images").fetchone()
+        return database
+    except sqlite3.OperationalError:
+        # A write was interrupted, and to undo it is not allowed here: read the file as it is.
+        database.close()
+        address += "&immutable=1"
+        return sqlite3.connect(address, timeout=30, check_same_thread=False, uri=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from sscd_vec.bank.decisions import FORMAT
 from sscd_vec.bank.duplicates import Copies, Copy, Heatmap
 from sscd_vec.bank.heat_grid import grid
 from sscd_vec.files import write_whole
@@ -25,6 +26,7 @@ def write_report(
     unreadable: int = 0,
     model: str = "",
     title: str = "Copies",
+    normalizer: str = "",
 ) -> None:
     """Write the report, whole or not at all.
 
@@ -34,6 +36,7 @@ def write_report(
         unreadable: How many files could not be read.
         model: Which encoder was used, for the headline.
         title: The headline.
+        normalizer: Query fingerprint of the normalizer, for the decisions the page saves.
     """
     target = Path(path)
     thumbnails: list[str] = []
@@ -44,6 +47,9 @@ def write_report(
             thumbnails.append(base64.b64encode(inspected.thumbnail).decode())
         return {
             "path": copy.image.id,
+            "digest": copy.image.digest,
+            "reason": copy.reason,
+            "protected": copy.is_protected,
             "link": None if file is None or file.member else _link(file.path, target),
             "bytes": None if file is None else file.size,
             "width": inspected and inspected.width,
@@ -52,8 +58,11 @@ def write_report(
             "thumbnail": None if inspected is None else len(thumbnails) - 1,
             "keep": keep,
             "score": None if keep else round(copy.score, 4),
+            "score_means": copy.judged and copy.judged.reason,
             "heatmap": _grid(copy.heatmap),
             "keep_heatmap": _grid(copy.keep_heatmap),
+            "region": _region(copy),
+            "relation": None if copy.evidence is None else copy.evidence.relation,
         }
 
     index = {
@@ -62,12 +71,17 @@ def write_report(
         "scanned": found.scanned,
         "unreadable": unreadable,
         "model": model,
+        "normalizer": normalizer,
+        "decisions": FORMAT,
         "groups": [
             {
                 "members": [entry(each, each is group.keep) for each in group.members],
+                "reason": group.reason,
+                "leave_alone": group.leave_alone,
+                "verdict": group.verdict,
                 "related": [{"path": i, "score": round(score, 4)} for i, score in group.related],
             }
-            for group in found.groups
+            for group in (*found.groups, *found.unsure)
         ],
     }
     page = files("sscd_vec.bank").joinpath("report.html").read_text("utf-8")
@@ -90,6 +104,15 @@ def _link(picture: Path, report: Path) -> str:
     except ValueError:  # another drive
         return picture.absolute().as_uri()
     return quote(os.fsencode(relative).replace(os.sep.encode(), b"/"))
+
+
+def _region(copy: Copy) -> dict[str, Any] | None:
+    """Outlines of what was copied, in the copy and in the one to keep."""
+    region = None if copy.evidence is None else copy.evidence.region
+    if region is None:
+        return None
+    outlines = {"copy": region.query, "keep": region.reference}
+    return {name: [[round(x, 4), round(y, 4)] for x, y in o] for name, o in outlines.items()}
 
 
 def _grid(heatmap: Heatmap | None) -> dict[str, Any] | None:

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from sscd_vec import models
 from sscd_vec.bank.location import SETTINGS, BankError
+from sscd_vec.bank.views import MOST_TILES
 from sscd_vec.files import PathLike, write_whole
 
 FORMAT = 2
+MOST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class BankSettings:
         """
         path = folder / SETTINGS
         try:
+            if path.stat().st_size > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES} bytes")
             plain = json.loads(path.read_text("utf-8"))
             if plain.get("format") != FORMAT:
                 raise BankError(
@@ -85,14 +89,16 @@ class BankSettings:
                     "with the version of sscd-vec that made it, or index its images again"
                 )
             settings = cls(**{**plain, "roots": tuple(plain["roots"])})
-            if not isinstance(settings.tiles, int) or not 1 <= settings.tiles <= 4:
-                raise ValueError(f"tiles: expected 1 to 4, got {settings.tiles!r}")
+            if not isinstance(settings.tiles, int) or not 1 <= settings.tiles <= MOST_TILES:
+                raise ValueError(f"tiles: expected 1 to {MOST_TILES}, got {settings.tiles!r}")
             for field in (settings.model, settings.encoder, settings.signature, *settings.roots):
                 if not isinstance(field, str):
                     raise TypeError(f"expected text, got {field!r}")
         except BankError:
             raise
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (
+            OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError,
+        ) as error:  # fmt: skip
             raise BankError(
                 f"{path}: damaged settings ({error}); restore the file from a copy, or delete "
                 f"{folder} and index the images again"

@@ -9,8 +9,11 @@ have and does not is marked as lost, so that the next ``add`` adds it again.
 import contextlib
 import logging
 import os
+import re
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from sscd_vec.adapters.index import Index
 
 Float32 = NDArray[np.float32]
+ABANDONED_AFTER = 3600.0  # seconds before a kept image that is not on record is deleted
+KEPT_NAME = re.compile(r"[0-9a-f]{32}\.jpg|\.[0-9a-f]{32}\.jpg\.\d+\.[0-9a-f]+\.new")
 LONGEST_ID = 8192  # bytes: a path and the number of a view
 
 logger = logging.getLogger(__name__)
@@ -77,6 +82,7 @@ class Storage:
             self.index: Index = self._open_index(normalizer)
             if not read_only:
                 self._heal_if_free()
+                self._sweep_uploads()
         except BaseException:
             self._open.close()
             raise
@@ -110,12 +116,21 @@ class Storage:
                 for image, each in zip(images, metadata, strict=True)
                 for _ in range(image.vectors)
             ]
-            self.records.announce(images, self._generation + 1)
+            self.records.announce(self._examined(images, vectors), self._generation + 1)
             with self._undone_on_error():
                 self.index.remove(surplus)
                 self.index.add(ids, np.concatenate(vectors), more)
                 self._commit()
-            self.records.confirm(self._generation)
+            self._confirm()
+
+    def _examined(self, images: Sequence[BankImage], vectors: Sequence[Float32]) -> list[BankImage]:
+        """The images, each with whether a view of it lies outside what the normalizer knows."""
+        rules = self.index.normalizer
+        if rules.domain is None:
+            return list(images)
+        domain, whiten = rules.domain, rules.whiten
+        flags = [bool(domain.outside(whiten(rows)).any()) for rows in vectors]
+        return [replace(each, outside=flag) for each, flag in zip(images, flags, strict=True)]
 
     def remove(self, ids: Sequence[str]) -> int:
         """Remove images; return how many were there."""
@@ -161,6 +176,15 @@ class Storage:
             self.refresh()
             self._heal()
             yield
+
+    def _confirm(self) -> None:
+        try:
+            self.records.confirm(self._generation)
+        except OSError as error:
+            if not self._has_generations:  # healing would take the images back
+                raise
+            # The index has them and the journal says so: they are safe, and confirmed next time.
+            logger.warning("%s: not on record yet (%s)", self.location, error)
 
     def _commit(self) -> None:
         if self.location is not None:
@@ -255,6 +279,23 @@ class Storage:
                 self.location, len(lost), len(images),
             )  # fmt: skip
 
+    def _sweep_uploads(self) -> None:
+        """Delete kept images, and halves of them, that a process left when it was killed."""
+        if self.location is None or not self.location.uploads.is_dir():
+            return
+        known = self.records.file_names()
+        before = time.time() - ABANDONED_AFTER  # younger ones may be on their way into the records
+        with os.scandir(self.location.uploads) as entries:
+            for entry in entries:
+                if (
+                    entry.name not in known
+                    and KEPT_NAME.fullmatch(entry.name)
+                    and entry.is_file(follow_symlinks=False)
+                    and entry.stat().st_mtime < before
+                ):
+                    Path(entry.path).unlink(missing_ok=True)
+                    logger.info("%s: deleted %s, which no image needs", self.location, entry.name)
+
     @property
     def _has_generations(self) -> bool:
         """Whether the index changes in one step: a FAISS file does, a collection does not."""
@@ -284,7 +325,7 @@ class Storage:
                 return FaissIndex(normalizer, self._type or "Flat")
             path = Path(location.index)
             if path.exists():
-                return FaissIndex.open(path, normalizer)
+                return FaissIndex.open(path, normalizer, mmap=self.read_only)
             return FaissIndex(normalizer, self._type or "Flat", path=path)
         location.knock()
         from sscd_vec.adapters.milvus import MilvusCollection

@@ -34,7 +34,7 @@ class Tidied:
 
 
 def move_copies(groups: Sequence[CopyGroup], folder: Path, *, apply: bool) -> Tidied:
-    """Move all but the one to keep of each group into a folder.
+    """Move all but the one to keep of each group into a folder; groups to leave alone stay.
 
     Args:
         groups: What ``Bank.duplicates`` found.
@@ -73,13 +73,15 @@ def link_copies(groups: Sequence[CopyGroup], *, apply: bool) -> Tidied:
 
 
 def _copies(groups: Sequence[CopyGroup]) -> list[tuple[Path, Path]]:
-    """Copies that are files of their own, each with the file to keep."""
+    """Copies that are files of their own and may be touched, each with the file to keep."""
     return [
         (copy.image.file.path, group.keep.image.file.path)
         for group in groups
-        if group.keep.image.file is not None and not group.keep.image.file.member
+        if not group.leave_alone
+        and group.keep.image.file is not None
+        and not group.keep.image.file.member
         for copy in group.copies
-        if copy.image.file is not None and not copy.image.file.member
+        if copy.image.file is not None and not copy.image.file.member and not copy.is_protected
     ]
 
 

@@ -11,13 +11,15 @@ this score has its own threshold (kind ``tiled``). ``n`` per side with half a cr
 ``1 + (2n - 1)²`` crops: 10 for n = 2, and ten times the encoding.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 MARK = "#tile="  # between an image's id and the number of its crop, in an index
+MOST_TILES = 4  # per side
 SMALLEST = 32  # pixels: crops below this side are not cut
 
 
@@ -60,10 +62,24 @@ def image_of(vector: str) -> str:
     return image if mark and crop.isdecimal() else vector
 
 
-def best_by_image(hits: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Best score of each image among its crops' hits, best first."""
-    best: dict[str, float] = {}
-    for vector, score in hits:
-        image = image_of(vector)
-        best[image] = max(score, best.get(image, score))
-    return sorted(best.items(), key=lambda hit: (-hit[1], hit[0]))
+class Hit(NamedTuple):
+    """The best match of any view of a query with any view of an image."""
+
+    id: str
+    score: float
+    view: int
+
+
+def best_hits(hits: Sequence[Iterable[tuple[str, float]]]) -> list[Hit]:
+    """Best hit of each image among those of all views of a query, best first.
+
+    Args:
+        hits: For each view of the query, ids of vectors and scores.
+    """
+    best: dict[str, Hit] = {}
+    for view, found in enumerate(hits):
+        for vector, score in found:
+            image = image_of(vector)
+            if image not in best or score > best[image].score:
+                best[image] = Hit(image, score, view)
+    return sorted(best.values(), key=lambda hit: (-hit.score, hit.id))

@@ -15,9 +15,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from sscd_vec.files import Unreadable, printable_path
 
@@ -59,6 +60,13 @@ ThresholdOption = Annotated[
 ExitCodeOption = Annotated[
     bool, typer.Option("--exit-code", help="Exit with 4 if no copy is found.")
 ]
+VerifyOption = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Confirm candidates by geometry and outline what was copied (extra: verify).",
+    ),
+]
 InBankOption = Annotated[str, typer.Option("--in", help="The bank: what `index --to` was given.")]
 CollectionOption = Annotated[
     str | None,
@@ -76,6 +84,29 @@ TrustOption = Annotated[
     bool,
     typer.Option("--trust", help="Load the model and show the files a stranger's bank names."),
 ]
+
+
+class Command(TyperCommand):
+    """A command whose help shows no type for flags: typer 0.29 writes ``<bool>``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, or typer's own
+        """The parameters, as the help shows them."""
+        return _without_flag_types(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """The same for the program itself."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, or typer's own
+        """The parameters, as the help shows them."""
+        return _without_flag_types(super().get_params(ctx))
+
+
+def _without_flag_types(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.display_type_rich = lambda ctx: None
+    return parameters
 
 
 class Failure(Exception):
@@ -142,6 +173,11 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """Say what must not be missed, also in a log."""
     typer.echo(text, err=True)
+
+
+def warn_of_nothing(places: Sequence[Path]) -> None:
+    """Say that no image was found, also in a pipe: silence looks like success."""
+    warn("no images in " + ", ".join(plain(printable_path(place)) for place in places))
 
 
 def print_json(document: object) -> None:

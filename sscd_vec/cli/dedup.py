@@ -16,6 +16,7 @@ from sscd_vec.cli.console import (
     ModelOption,
     NormalizerOption,
     ThresholdOption,
+    VerifyOption,
     count,
     descriptor_cache,
     list_unreadable,
@@ -24,14 +25,26 @@ from sscd_vec.cli.console import (
     say,
     unreadable_json,
     warn,
+    warn_of_nothing,
 )
 from sscd_vec.files import Unreadable, printable_path, write_whole
 
 if TYPE_CHECKING:
-    from sscd_vec.bank.duplicates import Copies, Copy
+    from sscd_vec.bank.duplicates import Copies, Copy, CopyGroup
     from sscd_vec.bank.tidy import Tidied
 
-COLUMNS = ("group", "path", "score", "keep", "bytes", "width", "height")
+COLUMNS = (
+    "group",
+    "path",
+    "score",
+    "keep",
+    "sure",
+    "verdict",
+    "reason",
+    "bytes",
+    "width",
+    "height",
+)
 
 
 def dedup(
@@ -52,9 +65,28 @@ def dedup(
     apply: Annotated[
         bool, typer.Option("--apply/--dry-run", help="Do it; the default only says what it would.")
     ] = False,
+    prefer: Annotated[
+        str | None,
+        typer.Option(
+            "--prefer",
+            help="What to keep where the evidence does not decide: largest, oldest, format:heic or "
+            "path:GLOB. Without it such groups are left alone.",
+        ),
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--against", help="Also compare with these images, which are never moved or linked."
+        ),
+    ] = None,
+    decisions: Annotated[
+        Path | None,
+        typer.Option("--decisions", help="Respect what you decided in a report: its saved file."),
+    ] = None,
     heatmaps: Annotated[
         bool, typer.Option("--heatmaps/--no-heatmaps", help="Heatmaps in the report.")
     ] = True,
+    verify: VerifyOption = False,
     threshold: ThresholdOption = None,
     model: ModelOption = None,
     normalizer: NormalizerOption = None,
@@ -62,31 +94,61 @@ def dedup(
     cache: CacheOption = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Find groups of copies in folders, and the one of each to keep.
+    """Find groups of copies in folders, and the original of each to keep.
 
-    Every pair of images is compared (symmetric score, kind "symmetric"), and groups are joined
-    only where most of their members are copies of each other. Nothing is ever deleted: --move-to
-    and --hardlink move or link files, and only with --apply.
+    Every pair of images is compared (symmetric score, kind "symmetric"); more than 50 000 images
+    are compared with lists of neighbours, and a sample says which share of the copies that finds.
+    Groups are joined only where most of their members are copies of each other. Where it cannot
+    tell which one is the original, the group is marked unsure and left alone, unless --prefer
+    decides. Documents, screenshots and graphics that look alike to the model, and whose pixels
+    differ, are listed apart as unsure too. Nothing is ever deleted: --move-to and --hardlink move
+    or link copies, and only with --apply.
+
+    With --verify geometry decides about pairs near the threshold, and says which copy is a part of
+    the one to keep; the report outlines what was copied.
 
         sscd-vec dedup ~/photos --report copies.html
         sscd-vec dedup ~/photos --move-to ~/copies --apply
+        sscd-vec dedup ~/inbox --against ~/photos --move-to ~/known --apply
     """
     from sscd_vec.bank import Bank
+    from sscd_vec.bank.decisions import Decisions
+    from sscd_vec.bank.lineage import Rules
     from sscd_vec.bank.report import write_report
 
-    _check_actions(images, move_to, hardlink)
+    Rules(prefer)  # a wrong one is found before the work
+    _check_actions([*images, *(against or [])], move_to, hardlink)
     for target in (report, table):
         _check_writable(target)
+    known = None if decisions is None else Decisions.load(decisions)
     with Bank(
-        model=model, normalizer=normalizer, device=device, cache=descriptor_cache(cache)
+        model=model,
+        normalizer=normalizer,
+        device=device,
+        cache=descriptor_cache(cache),
+        verify=verify,
     ) as bank:
-        added = bank.add(list(images), leave_out=move_to)
-        found = bank.duplicates(threshold, heatmaps=heatmaps and report is not None)
-        name = Path(bank.settings.model).name
+        added = bank.add([*images, *(against or [])], leave_out=move_to)
+        if known is not None:
+            bank.add_decisions(known)
+        found = bank.duplicates(
+            threshold,
+            prefer=prefer,
+            protect=against or (),
+            heatmaps=heatmaps and report is not None,
+        )
+        name, fingerprint = Path(bank.settings.model).name, bank.normalizer.query_fingerprint
     unreadable = [*added.unreadable, *found.unreadable]
     if report is not None:
         title = "Copies in " + ", ".join(printable_path(path.name or path) for path in images)
-        write_report(report, found, unreadable=len(unreadable), model=name, title=title)
+        write_report(
+            report,
+            found,
+            unreadable=len(unreadable),
+            model=name,
+            title=title,
+            normalizer=fingerprint,
+        )
         say(f"report: {report}")
     if table is not None:
         _write_csv(table, found)
@@ -95,6 +157,8 @@ def dedup(
     if as_json:
         print_json(_document(found, tidied, apply, unreadable, untouched))
     else:
+        if not (found.scanned or unreadable):
+            warn_of_nothing(images)
         _print(found, tidied, apply)
         list_unreadable(unreadable)
         list_unreadable(untouched, "not moved" if move_to else "not linked")
@@ -135,30 +199,42 @@ def _tidy(found: "Copies", move_to: Path | None, hardlink: bool, apply: bool) ->
     return Tidied([], [])
 
 
-def _row(copy: "Copy", keep: bool) -> dict[str, Any]:
+def _row(copy: "Copy", group: "CopyGroup") -> dict[str, Any]:
     file, inspected = copy.image.file, copy.inspected
+    keep = copy is group.keep
     return {
         "path": copy.image.id,
         "score": None if keep else round(copy.score, 5),
         "keep": keep,
+        "sure": group.is_sure,
+        "verdict": group.verdict,
+        "reason": (group.leave_alone or group.reason) if keep else copy.reason,
+        "score_means": copy.judged and copy.judged.reason,
+        "false_match_rate": copy.judged and copy.judged.false_match_rate,
         "bytes": None if file is None else file.size,
         "width": inspected and inspected.width,
         "height": inspected and inspected.height,
+        "relation": copy.evidence and copy.evidence.relation,
     }
 
 
-def _groups(found: "Copies") -> list[list[dict[str, Any]]]:
-    return [[_row(copy, copy is group.keep) for copy in group.members] for group in found.groups]
+def _groups(groups: "list[CopyGroup]") -> list[list[dict[str, Any]]]:
+    return [[_row(copy, group) for copy in group.members] for group in groups]
 
 
 def _write_csv(target: Path, found: "Copies") -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
-    for number, members in enumerate(_groups(found), 1):
+    for number, members in enumerate(_groups([*found.groups, *found.unsure]), 1):
         for row in members:
             score = "" if row["score"] is None else f"{row['score']:.4f}"
-            cells = row | {"group": number, "score": score, "keep": int(row["keep"])}
+            cells = row | {
+                "group": number,
+                "score": score,
+                "keep": int(row["keep"]),
+                "sure": int(row["sure"]),
+            }
             writer.writerow([cells[name] for name in COLUMNS])
     write_whole(target, text.getvalue())
 
@@ -174,12 +250,20 @@ def _document(
         "scanned": found.scanned,
         "threshold": found.threshold,
         "pairs": found.pairs,
+        "recall": found.recall,
         "groups": [
             {
                 "members": members,
+                "sure": group.is_sure,
+                "reason": group.reason,
+                "leave_alone": group.leave_alone,
                 "related": [{"path": i, "score": round(s, 5)} for i, s in group.related],
             }
-            for members, group in zip(_groups(found), found.groups, strict=True)
+            for members, group in zip(_groups(found.groups), found.groups, strict=True)
+        ],
+        "unsure": [
+            {"members": members, "reason": group.leave_alone}
+            for members, group in zip(_groups(found.unsure), found.unsure, strict=True)
         ],
         "dry_run": not apply,
         "actions": [
@@ -195,19 +279,46 @@ def _print(found: "Copies", tidied: "Tidied", apply: bool) -> None:
     rows = [
         (
             str(number),
-            "keep" if row["keep"] else "copy",
+            _role(row),
             "" if row["score"] is None else f"{row['score']:.4f}",
             row["path"],
+            row["reason"],
         )
-        for number, members in enumerate(_groups(found), 1)
+        for sure in (True, False)  # those to look at come last, together
+        for number, members in enumerate(_groups([*found.groups, *found.unsure]), 1)
         for row in members
+        if row["sure"] is sure
     ]
     copies = count(sum(len(group.copies) for group in found.groups), "copy", "copies")
     title = (
         f"{count(found.scanned, 'image')}: {copies} in {count(len(found.groups), 'group')} "
         f"(score ≥ {found.threshold:.3f})"
     )
-    print_rows(["group", "", "score", "path"], rows, title=title)
+    print_rows(["group", "", "score", "path", "reason"], rows, title=title)
+    if found.recall is not None and found.recall < 1:
+        warn(f"of the copies of sampled images, {found.recall:.1%} were found")
+    unsure = sum(not group.is_sure for group in found.groups)
+    if unsure:
+        warn(
+            f"{count(unsure, 'group')} left alone: unsure which image to keep. Look at the report, "
+            "or say what to --prefer."
+        )
+    if found.unsure:
+        images = count(sum(len(group.members) for group in found.unsure), "image")
+        warn(
+            f"{count(len(found.unsure), 'group')} of {images} left alone: "
+            f"{found.unsure[0].leave_alone}. They may all be different: look at them yourself."
+        )
+    _print_actions(tidied, apply)
+
+
+def _role(row: dict[str, Any]) -> str:
+    if not row["sure"]:
+        return "unsure"
+    return "keep" if row["keep"] else "copy"
+
+
+def _print_actions(tidied: "Tidied", apply: bool) -> None:
     for action in tidied.actions:
         would = "" if apply else "would "
         say(f"{would}{action.verb} {printable_path(action.path)} → {printable_path(action.to)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sscd_vec.cli.console import JsonOption, print_json, print_rows, say
+from sscd_vec.cli.console import JsonOption, count, print_json, print_rows, say
 from sscd_vec.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ORIGINALS = 16
 UNRELATED = 4
 # Seeds of images that are in no bank: to whiten with, and (others) to calibrate on.
-BACKGROUND, HELD_OUT = range(1000, 1120), range(2000, 2048)
+BACKGROUND, HELD_OUT = range(1000, 1120), range(2000, 2096)
 FALSE_MATCHES = 1e-3  # per comparison, on the held-out images
 
 
@@ -71,12 +71,13 @@ def demo(
         for number, query in enumerate(queries)
     ]
     report = folder / "report.html"
-    groups = _write_report(report, folder, encoder, normalizer, label)
-    _print(rows, threshold, label, report, groups, as_json)
+    groups, kept = _write_report(report, folder, encoder, normalizer, label)
+    _print(rows, threshold, label, report, groups, kept, as_json)
 
 
 def _draw_images(folder: Path) -> list[_Query]:
     import numpy as np
+    from PIL import Image
 
     from sscd_vec.cli.pictures import EDITS, draw
 
@@ -91,6 +92,8 @@ def _draw_images(folder: Path) -> list[_Query]:
             original = draw(seed)
             name = f"picture-{seed:02}.jpg"
             original.save(folder / "images" / name, quality=92)
+            with Image.open(folder / "images" / name) as saved:
+                original = saved.convert("RGB")
             for step in range(1 + seed % 2):
                 edit = names[(seed + 3 * step + seed // 6) % len(names)]
                 path = folder / "queries" / f"picture-{seed:02}-{edit}.jpg"
@@ -144,15 +147,22 @@ def _encode_drawn(encoder: "Encoder", seeds: range) -> "NDArray[np.float32]":
 
 def _write_report(
     report: Path, folder: Path, encoder: "Encoder", normalizer: "Normalizer", label: str
-) -> int:
+) -> tuple[int, int]:
+    """Write the report; return how many groups there are, and how many keep the original."""
     from sscd_vec.bank import Bank
     from sscd_vec.bank.report import write_report
 
     with Bank(model=encoder, normalizer=normalizer) as bank:
         bank.add([folder / "images", folder / "queries"])
         found = bank.duplicates(heatmaps=True)
-    write_report(report, found, model=label, title=f"Copies in {folder.name}")
-    return len(found.groups)
+        fingerprint = bank.normalizer.query_fingerprint
+    title = f"Copies in {folder.name}"
+    write_report(report, found, model=label, title=title, normalizer=fingerprint)
+    originals = (folder / "images").resolve()
+    kept = [group.keep.image.file for group in found.groups if group.is_sure]
+    return len(found.groups), sum(
+        file is not None and originals in file.path.parents for file in kept
+    )
 
 
 def _is_right(query: _Query, answer: tuple[str, float], threshold: float) -> bool:
@@ -179,6 +189,7 @@ def _print(
     label: str,
     report: Path,
     groups: int,
+    kept: int,
     as_json: bool,
 ) -> None:
     copies = [row for row in rows if row["edit"] != "unrelated"]
@@ -194,6 +205,7 @@ def _print(
                 "false_matches": false,
                 "report": str(report),
                 "groups": groups,
+                "originals_kept": kept,
                 "matches": rows,
             }
         )
@@ -213,4 +225,5 @@ def _print(
         title=f"model: {label}, a copy scores at least {threshold:.3f}",
     )
     say(f"\n{found} of {len(copies)} copies found, {false} of {UNRELATED} unrelated called a copy.")
-    say(f"{groups} groups of copies in {report}: open it in a browser.")
+    say(f"The original is the one to keep in {kept} of {count(groups, 'group')} of copies.")
+    say(f"{report} shows them: open it in a browser.")

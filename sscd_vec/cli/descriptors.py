@@ -1,7 +1,7 @@
 """Descriptors a command is given: a file of them, or a folder of images that is encoded here.
 
-A file is a ``.npy`` ``(n, d)``, memory-mapped, or a ``.safetensors`` that holds one such array (or
-one named ``descriptors``).
+A file is a ``.npy`` ``(n, d)``, memory-mapped, a ``.safetensors`` that holds one such array (or one
+named ``descriptors``), or Parquet as ``sscd-vec encode`` writes it, also a folder of such files.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from sscd_vec.cli.console import descriptor_cache, list_unreadable
 from sscd_vec.files import ImageFile, Unreadable, find_images
 from sscd_vec.progress import progress_bar
+from sscd_vec.shards import DescriptorFiles, holds_descriptors
 
 if TYPE_CHECKING:
     from sscd_vec.bank.describe import Described, ImageEncoder
@@ -91,15 +92,22 @@ class ImageReader:
 def batches(paths: Sequence[Path], images: ImageReader) -> Iterator[NDArray[Any]]:
     """Descriptors of files and folders, a part at a time."""
     for path in paths:
-        if path.is_dir():
+        if holds_images(path):
             yield images.rows(images.find(path)).descriptors
+        elif holds_descriptors(path):
+            yield from (rows for _, rows in DescriptorFiles(path).batches())
         else:
             yield read_descriptors(path)
 
 
+def holds_images(path: Path) -> bool:
+    """Whether this is a folder of images, not of descriptors."""
+    return path.is_dir() and not holds_descriptors(path)
+
+
 def read_rows(path: Path, images: ImageReader, tiles: int = 1, groups: Path | None = None) -> Rows:
     """Descriptors of a file, with the images of its rows; or of a folder, tiled here."""
-    if path.is_dir():
+    if holds_images(path):
         return images.rows(images.find(path), tiles)
     return Rows(read_descriptors(path), None if groups is None else np.load(groups))
 
@@ -116,17 +124,20 @@ def read_halves(folder: Path, images: ImageReader, tiles: int, reference_tiles: 
 
 
 def read_descriptors(path: Path) -> NDArray[Any]:
-    """One ``(n, d)`` array from a ``.npy`` (memory-mapped) or ``.safetensors`` file.
+    """One ``(n, d)`` array from ``.npy`` (memory-mapped), ``.safetensors`` or Parquet.
 
     Raises:
         ValueError: If the file holds no such array, or several and none named ``descriptors``.
     """
+    if holds_descriptors(path):
+        return DescriptorFiles(path).array()
     if path.suffix == ".npy":
         array: NDArray[Any] = np.load(path, mmap_mode="r")
         return array
     if path.suffix != ".safetensors":
         raise ValueError(
-            f"{path}: expected a .npy or .safetensors file of descriptors, or a folder of images"
+            f"{path}: expected a .npy, .safetensors or .parquet file of descriptors, or a folder "
+            "of images"
         )
     try:
         with safe_open(path, framework="numpy") as file:

@@ -17,11 +17,13 @@ from sscd_vec.cli.console import (
     StateOption,
     TokenOption,
     TrustOption,
+    count,
     descriptor_cache,
     list_unreadable,
     print_json,
     unreadable_json,
     warn,
+    warn_of_nothing,
 )
 from sscd_vec.files import printable_path
 
@@ -51,6 +53,14 @@ def index(
             "contain only a part of an indexed one. 2 makes 10 vectors per image.",
         ),
     ] = None,
+    local: Annotated[
+        bool | None,
+        typer.Option(
+            "--local/--no-local",
+            help="Keep local features for `search --verify`, 70 kB per image (extra: verify); a "
+            "bank that keeps them goes on.",
+        ),
+    ] = None,
     prune: Annotated[
         bool, typer.Option("--prune", help="Remove images whose files are gone.")
     ] = False,
@@ -73,6 +83,7 @@ def index(
 
         sscd-vec index ~/photos --to bank.faiss
         sscd-vec index ~/photos --to bank.faiss --prune
+        sscd-vec index ~/photos --to bank.faiss --local
     """
     from sscd_vec.bank import Bank
 
@@ -92,6 +103,7 @@ def index(
         cache=descriptor_cache(cache),
         trust=trust,
         wait=wait,
+        local=local,
     ) as bank:
         done = bank.add(list(images))
         removed = bank.remove(_gone(bank, images)) if prune else 0
@@ -109,9 +121,11 @@ def index(
         )
     else:
         warn(
-            f"{done.added} added, {done.unchanged} unchanged, {removed} removed; "
-            f"{total:,} images in {place}"
+            f"{done.added:,} added, {done.unchanged:,} unchanged, {removed:,} removed; "
+            f"{count(total, 'image')} in {place}"
         )
+        if not (done.added or done.unchanged or done.unreadable):
+            warn_of_nothing(images)
         list_unreadable(done.unreadable)
     if done.unreadable:
         raise typer.Exit(SOME_UNREADABLE)

@@ -27,10 +27,12 @@ from sscd_vec.cli.console import (
     say,
     warn,
 )
+from sscd_vec.cli.decisions import threshold_from
 from sscd_vec.cli.descriptors import (
     ImageReader,
     Rows,
     batches,
+    holds_images,
     read_descriptors,
     read_halves,
     read_rows,
@@ -45,13 +47,17 @@ from sscd_vec.normalize import (
     nearest_similarities,
 )
 from sscd_vec.predictions import GroundTruth, Predictions, read_ground_truth
+from sscd_vec.shards import DescriptorFiles, holds_descriptors
 
 if TYPE_CHECKING:
+    from sscd_vec.bank.describe import ImageEncoder
     from sscd_vec.encoder import Encoder
 
-DescriptorFile = Annotated[Path, typer.Option(help="Descriptors, .npy or .safetensors.")]
+WANTED_PRECISION = 0.95  # of a threshold from decisions, unless told otherwise
+DescriptorFile = Annotated[Path, typer.Option(help="Descriptors: .npy, .safetensors, .parquet.")]
 OptionalDescriptors = Annotated[
-    Path | None, typer.Option(help="Descriptors, .npy or .safetensors, or a folder of images.")
+    Path | None,
+    typer.Option(help="Descriptors (.npy, .safetensors, .parquet), or a folder of images."),
 ]
 OptionalGroups = Annotated[
     Path | None,
@@ -103,7 +109,7 @@ def fit(
             eps="oas" if shrink else 0.0,
             l2_before=l2_before,
             score_norm=None if score_norm == "none" else ScoreNorm.parse(score_norm),
-            encoder=images.encoder if any(map(Path.is_dir, background)) else encoder,
+            encoder=_encoder_of(background, images, encoder),
             keep_background="float16" if half else "float32",
             background_size=background_size,
         )
@@ -123,6 +129,12 @@ def calibrate_threshold(
     labels: Annotated[
         Path | None, typer.Option(help=".npy of 0/1 per row: with --precision.")
     ] = None,
+    from_decisions: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-decisions", help="What you decided in a report: with --precision, symmetric."
+        ),
+    ] = None,
     false_match_rate: Annotated[float | None, typer.Option(help="Such as 0.001.")] = None,
     precision: Annotated[float | None, typer.Option(help="Such as 0.9.")] = None,
     per: Annotated[
@@ -138,6 +150,9 @@ def calibrate_threshold(
     query_groups: OptionalGroups = None,
     reference_groups: OptionalGroups = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the scores and the threshold.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Store a threshold that would be refused.")
+    ] = False,
     model: ModelOption = None,
     device: DeviceOption = None,
     cache: CacheOption = True,
@@ -148,6 +163,9 @@ def calibrate_threshold(
     Without --queries the normalizer's own background is split and used; one folder of images is
     split into queries and references. The images must not be copies of each other. With
     --precision, row i of queries, references and labels is one labelled candidate pair.
+
+    --from-decisions takes a file saved by a report or by `sscd-vec decisions --out` and finds the
+    threshold of dedup and compare, with its interval.
 
     Tiled scores (search --tiles, index --tiles) are calibrated for the crops they are used with:
     --tiles of the queries, --reference-tiles of the bank.
@@ -161,10 +179,12 @@ def calibrate_threshold(
     crops = (tiles, reference_tiles) if kind == "tiled" else (1, 1)
     try:
         before = Normalizer.load(normalizer)
-        if any(path is not None and path.is_dir() for path in (queries, references)):
-            before.check_encoder(images.encoder)
+        given = [path for path in (queries, references) if path is not None]
+        made_by = _encoder_of(given, images, None)
+        if made_by is not None:
+            before.check_encoder(made_by)
         sides: list[Rows | None] = [None, None]
-        if kind == "tiled" and queries is not None and queries.is_dir() and references is None:
+        if kind == "tiled" and queries is not None and holds_images(queries) and references is None:
             sides = [*read_halves(queries, images, *crops)]
         else:
             for side, (path, groups) in enumerate(
@@ -173,23 +193,28 @@ def calibrate_threshold(
                 if path is not None:
                     sides[side] = read_rows(path, images, crops[side], groups)
         asked, bank = sides
-        result = calibrate(
-            before,
-            None if asked is None else asked.descriptors,
-            None if bank is None else bank.descriptors,
-            None if labels is None else np.load(labels),
-            false_match_rate=false_match_rate,
-            precision=precision,
-            per=per,
-            bank_size=bank_size,
-            kind=chosen,
-            query_groups=None if asked is None else asked.groups,
-            reference_groups=None if bank is None else bank.groups,
+        result = (
+            threshold_from(from_decisions, before, precision or WANTED_PRECISION)
+            if from_decisions is not None
+            else calibrate(
+                before,
+                None if asked is None else asked.descriptors,
+                None if bank is None else bank.descriptors,
+                None if labels is None else np.load(labels),
+                false_match_rate=false_match_rate,
+                precision=precision,
+                per=per,
+                bank_size=bank_size,
+                kind=chosen,
+                query_groups=None if asked is None else asked.groups,
+                reference_groups=None if bank is None else bank.groups,
+                force=force,
+            )
         )
         found = result.threshold
         if kind == "tiled":
             found = replace(found, note="; ".join(filter(None, (found.note, _layout(asked, bank)))))
-        after = before.with_threshold(found)
+        after = before.with_calibration(replace(result, threshold=found))
         after.save(out)
         if plot is not None:
             figure = plots.score_histogram(
@@ -202,6 +227,8 @@ def calibrate_threshold(
             plots.save(figure, plot)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise _failed(error) from error
+    for warning in result.warnings:
+        warn(f"warning: {warning}")
     if found.note:
         say(found.note)
     _report(after, out, as_json)
@@ -307,6 +334,16 @@ def _load(model: str | None, device: str | None) -> "Encoder":
     from sscd_vec.encoder import Encoder
 
     return Encoder.from_pretrained(model, device=device)
+
+
+def _encoder_of(
+    paths: Sequence[Path], images: ImageReader, given: str | None
+) -> "str | ImageEncoder | None":
+    """Who made these descriptors: the model of folders of images, or what Parquet files say."""
+    if any(map(holds_images, paths)):
+        return images.encoder
+    files = [path for path in paths if holds_descriptors(path)]
+    return (files and DescriptorFiles(files, encoder=given).encoder) or given
 
 
 def _layout(queries: Rows | None, references: Rows | None) -> str:

@@ -19,6 +19,7 @@ from sscd_vec.cli.console import (
     ThresholdOption,
     TokenOption,
     TrustOption,
+    VerifyOption,
     list_unreadable,
     open_bank,
     plain,
@@ -27,15 +28,21 @@ from sscd_vec.cli.console import (
     say,
     unreadable_json,
     warn,
+    warn_of_nothing,
 )
 from sscd_vec.files import Unreadable, find_images, printable_path
+from sscd_vec.shards import holds_descriptors
 
 if TYPE_CHECKING:
     from sscd_vec.bank import Answer, Bank
+    from sscd_vec.verify import Evidence, Polygon
 
 
 def search(
-    images: Annotated[list[Path], typer.Argument(help="Images to look for, or folders of them.")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(help="Images to look for, folders of them, or Parquet of descriptors."),
+    ],
     bank: InBankOption,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Matches per image.")] = 5,
     threshold: ThresholdOption = None,
@@ -62,6 +69,11 @@ def search(
             "(both). The second look costs as much as four.",
         ),
     ] = "auto",
+    verify: VerifyOption = False,
+    candidates: Annotated[
+        int,
+        typer.Option("--candidates", min=1, max=1000, help="With --verify: how many per image."),
+    ] = 20,
     model: ModelOption = None,
     normalizer: NormalizerOption = None,
     collection: CollectionOption = None,
@@ -74,15 +86,23 @@ def search(
 ) -> None:
     """Look for images in a bank: best matches, scores, and whether they are copies.
 
-    The verdict compares the score with the threshold calibrated for the bank's model (kind
-    "search"; "tiled" with --tiles). In a pipe it prints IMAGE, MATCH, SCORE and VERDICT,
-    separated by tabs.
+    The verdict is copy (fewer than 1 stranger in 1 000 scores so high in a bank of this size), look
+    (a person should), unsure (with the reason) or no. In a pipe it prints IMAGE, MATCH, SCORE,
+    VERDICT and REASON, separated by tabs.
+
+    With --verify the best candidates are compared point by point: one score of everything, with a
+    threshold of its own, and outlines of what was copied (--json; --heatmap draws them). Every
+    image of a collage is found. `index --local` keeps what this needs of the bank's images.
 
         sscd-vec search suspect.jpg --in bank.faiss
         sscd-vec search suspects/ --in bank.faiss --json
+        sscd-vec search collage.jpg --in bank.faiss --verify --tiles 2
     """
+    from sscd_vec.bank.views import crop_count
+
     problems: list[Unreadable] = []
-    files = find_images(list(images), problems.append)
+    described = [path for path in images if holds_descriptors(path)]
+    files = find_images([p for p in images if p not in described], problems.append)
     with open_bank(
         bank,
         model=model,
@@ -93,9 +113,13 @@ def search(
         token=milvus_token,
         trust=trust,
         device=device,
+        verify=verify and candidates,
     ) as opened:
-        limit = opened.threshold_of(opened.score_kind(tiles))
+        views = opened.compared_views(crop_count(tiles))
+        limit = None if verify else opened.threshold_of(opened.score_kind(tiles), views)
         answers = []
+        for given in described:
+            answers += _searched(opened, given, k, problems)
         for file, answer in zip(
             files, opened.search_many(files, k, tiles=tiles, scales=scales), strict=True
         ):
@@ -116,7 +140,9 @@ def search(
             }
         )
     else:
-        _print(answers, limit)
+        if not (answers or problems):
+            warn_of_nothing(images)
+        _print(answers, limit, verified=verify)
         list_unreadable(problems)
     if problems:
         raise typer.Exit(SOME_UNREADABLE)
@@ -124,31 +150,53 @@ def search(
         raise typer.Exit(NO_MATCH)
 
 
-def verdict(copy: bool | None) -> str:
-    """A verdict in words."""
-    return {True: "copy", False: "no copy", None: "no threshold"}[copy]
+def _searched(bank: "Bank", place: Path, k: int, problems: list[Unreadable]) -> "list[Answer]":
+    """Answers for a file of descriptors; images that have none are problems."""
+    answers = list(bank.search_many(place, k))
+    problems += [Unreadable(Path(answer.image), answer.error) for answer in answers if answer.error]
+    return [answer for answer in answers if not answer.error]
 
 
 def _document(answer: "Answer") -> dict[str, Any]:
     return {
         "image": answer.image,
         "matches": [
-            {"id": match.id, "score": round(match.score, 5), "copy": match.is_copy}
+            {"id": match.id, **match.to_dict()}
+            | ({} if match.evidence is None else {"verified": evidence_json(match.evidence)})
             for match in answer.matches
         ],
     }
 
 
-def _print(answers: "list[Answer]", limit: float | None) -> None:
+def evidence_json(evidence: "Evidence") -> dict[str, Any]:
+    """What verification found, for programs; corners go from (0, 0) to (1, 1)."""
+    region = evidence.region
+    return {
+        "relation": evidence.relation,
+        "mirrored": evidence.mirrored if region else None,
+        "region": region and {name: _corners(part) for name, part in region._asdict().items()},
+        "cells": evidence.cells,
+        "agreeing": round(evidence.agreeing, 3),
+        "descriptor_score": evidence.descriptor_score and round(evidence.descriptor_score, 5),
+    }
+
+
+def _corners(polygon: "Polygon") -> list[list[float]]:
+    return [[round(x, 4), round(y, 4)] for x, y in polygon]
+
+
+def _print(answers: "list[Answer]", limit: float | None, *, verified: bool) -> None:
     rows = [
-        (answer.image, match.id, match.score, verdict(match.is_copy))
+        (answer.image, match.id, match.score, match.verdict, match.reason)
         for answer in answers
         for match in answer.matches
     ]
     title = "no threshold is calibrated: judge the scores yourself"
-    if limit is not None:
+    if verified:
+        title = "verified scores: how sure a copy is, 0 to 1"
+    elif limit is not None:
         title = f"a copy scores at least {limit:.3f}"
-    print_rows(["image", "match", "score", "verdict"], rows, title=title)
+    print_rows(["image", "match", "score", "verdict", "reason"], rows, title=title)
 
 
 def _write_heatmap(bank: "Bank", files: list[Any], answers: "list[Answer]", target: Path) -> bool:
@@ -168,6 +216,6 @@ def _write_heatmap(bank: "Bank", files: list[Any], answers: "list[Answer]", targ
         warn(f"no heatmap: {printable_path(match.image.file.path)} is outside what the bank's "
              "settings allow; pass --trust if you trust this bank")  # fmt: skip
         return False
-    heatmap_pair(bank.encoder, files[0], match.image.file, target)
+    heatmap_pair(bank.encoder, files[0], match.image.file, target, match.region)
     say(f"heatmap: {target}")
     return True

@@ -1,6 +1,7 @@
 """``sscd-vec serve``: the bank as a web page and a JSON API."""
 
 import json
+import socket
 from typing import Annotated
 
 import typer
@@ -15,11 +16,13 @@ from sscd_vec.cli.console import (
     ThresholdOption,
     TokenOption,
     TrustOption,
+    VerifyOption,
     open_bank,
     warn,
 )
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
+WRITER_PATIENCE = 5.0  # seconds to wait for another program that writes to the bank
 
 
 def serve(
@@ -38,12 +41,17 @@ def serve(
             help="Ask every client for this token. Needed beyond this machine.",
         ),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", help="Answer to this host name too: that of a proxy."),
+    ] = None,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Leave out /add and /remove.")
+        bool, typer.Option("--read-only", help="Leave out /add and /remove; write nothing.")
     ] = False,
     tiles: Annotated[
         int, typer.Option("--tiles", min=1, max=4, help="Search overlapping crops of each image.")
     ] = 1,
+    verify: VerifyOption = False,
     max_upload: Annotated[
         int, typer.Option("--max-upload", min=1, help="Mebibytes of one request.")
     ] = 32,
@@ -93,15 +101,19 @@ def serve(
         trust=trust,
         device=device,
         read_only=read_only or None,
+        wait=WRITER_PATIENCE,
+        verify=verify,
     )
     try:
         import uvicorn
+
+        from sscd_vec.app.connections import server_config
+        from sscd_vec.app.engine import Engine
+        from sscd_vec.app.limits import LOOPBACK, Limits
+        from sscd_vec.app.metrics import Metrics
+        from sscd_vec.app.server import create_app
     except ImportError as error:
         raise Failure("the web page needs an extra: pip install 'sscd-vec[app]'") from error
-    from sscd_vec.app.engine import Engine
-    from sscd_vec.app.limits import LOOPBACK, Limits
-    from sscd_vec.app.metrics import Metrics
-    from sscd_vec.app.server import create_app
 
     limits = Limits(
         body=max_upload * 2**20,
@@ -110,27 +122,17 @@ def serve(
         waiting=4 * concurrent,
         timeout=timeout,
     )
+    engine = Engine(opened, Metrics(), tiles=tiles)
+    names = LOOPBACK | {name.lower() for name in allow_host or ()}
     app = create_app(
-        Engine(opened, Metrics(), tiles=tiles),
+        engine,
         limits=limits,
         token=token,
-        hosts=LOOPBACK if host in LOCAL else None,
+        hosts=names if host in LOCAL else None,
         read_only=read_only,
     )
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=10,
-        timeout_graceful_shutdown=10,
-        limit_concurrency=1000,
-        h11_max_incomplete_event_size=64 * 1024,
-    )
-    listening = config.bind_socket()
-    listening.listen(1024)  # from here on a client waits instead of being refused
+    config = server_config(app, limits, engine.metrics, host=host, port=port)
+    listening = _listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
     if as_json:
@@ -142,3 +144,15 @@ def serve(
         uvicorn.Server(config).run(sockets=[listening])
     finally:
         opened.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket on which clients can wait from now on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise Failure(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for "
+            "a free one"
+        ) from error

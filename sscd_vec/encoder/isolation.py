@@ -5,7 +5,8 @@ caller's memory and time. So a few child processes decode instead, each under a 
 own; one that takes too long is killed, one that dies is replaced, and its image is an error.
 
 A request is an encoded image, its length before it. The decoder answers with the image's size, is
-told what it will be resized to, and sends the pixels; or it answers with an error in words.
+told what it will be resized to (or to stop there), and sends the pixels; or it answers with an
+error in words.
 """
 
 import contextlib
@@ -51,6 +52,7 @@ _SLACK = 128 * 2**20  # bytes that Python takes while it decodes
 _OPEN_FILES = 64
 _READY, _SIZE, _PIXELS, _ERROR = b"R", b"S", b"P", b"E"
 _LENGTH, _PAIR = struct.Struct("<Q"), struct.Struct("<LL")
+_STOP = (2**32 - 1, 2**32 - 1)  # a size to resize to that means: do not decode
 _BEGIN = "from sscd_vec.encoder.isolation import serve; serve()"
 
 
@@ -106,6 +108,25 @@ class Decoders:
             return self._decode(read_encoded(source), reduce_to)
         except (Refused, OSError) as error:
             raise ImageError(name or input_name(source), error_reason(error)) from None
+
+    def measure(self, source: ImageInput, *, name: str | None = None) -> tuple[int, int]:
+        """Height and width of an encoded image by its header, which is read elsewhere too.
+
+        Raises:
+            ImageError: The header cannot be read, or the image may not be decoded.
+        """
+        seen: list[tuple[int, int]] = []
+
+        def stop(height: int, width: int) -> tuple[int, int]:
+            seen.append((height, width))
+            return _STOP
+
+        try:
+            self._decode(read_encoded(source), stop)
+        except (Refused, OSError) as error:
+            if not seen:
+                raise ImageError(name or input_name(source), error_reason(error)) from None
+        return seen[0]
 
     def close(self) -> None:
         """End the processes; what they were decoding becomes an error."""
@@ -262,6 +283,8 @@ def serve() -> None:
         answers.write(_SIZE + _PAIR.pack(height, width))
         answers.flush()
         target: tuple[int, int] = _PAIR.unpack(requests.read(_PAIR.size))
+        if target == _STOP:
+            raise Refused("measured")
         return target if any(target) else (height, width)
 
     while header := requests.read(_LENGTH.size):

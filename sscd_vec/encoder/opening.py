@@ -28,6 +28,8 @@ FORMATS = (
     "JPEG", "PNG", "WEBP", "AVIF", "HEIF", "GIF", "TIFF", "BMP", "DIB", "PPM", "JPEG2000",
     "ICO",
 )  # fmt: skip
+# How the reasons begin that a server answers with a status of their own.
+NOT_AN_IMAGE, TOO_LARGE = "not an image", "too many pixels"
 MIN_SIDE = 2
 MAX_ASPECT_RATIO = 32
 # Decoding may take this many bytes per pixel Pillow allows (PIL.Image.MAX_IMAGE_PIXELS): 1 GiB.
@@ -149,9 +151,9 @@ def error_reason(error: Exception) -> str:
     if isinstance(error, Refused):
         return str(error)
     if isinstance(error, UnidentifiedImageError):
-        return f"not an image, or of a format that is not read ({', '.join(_formats())})"
+        return f"{NOT_AN_IMAGE}, or of a format that is not read ({', '.join(_formats())})"
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"too many pixels ({error}); raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
+        return f"{TOO_LARGE} ({error}); raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
     if isinstance(error, FileNotFoundError):
         return "no such file"
     if isinstance(error, IsADirectoryError):
@@ -306,7 +308,7 @@ def _check_bytes(needed: int, what: str) -> None:
     allowed = BYTES_PER_ALLOWED_PIXEL * Image.MAX_IMAGE_PIXELS
     if needed > allowed:
         raise Refused(
-            f"too many pixels: {what} may need {needed >> 20} MiB, {allowed >> 20} are allowed; "
+            f"{TOO_LARGE}: {what} may need {needed >> 20} MiB, {allowed >> 20} are allowed; "
             "raise PIL.Image.MAX_IMAGE_PIXELS if you trust it"
         )
 

@@ -211,10 +211,12 @@ def test_a_second_look_finds_what_is_small_in_the_query(
 
 
 def test_two_looks_give_each_match_once() -> None:
-    first = [BankMatch("a", 0.5, 0.4), BankMatch("b", 0.2, 0.4)]
-    larger = [BankMatch("b", 0.9, 0.4), BankMatch("a", 0.51, 0.4), BankMatch("c", 0.3, 0.4)]
+    judge = Normalizer.identity(4).with_threshold(0.4).judge
+    first = [BankMatch(name, score, judge(score)) for name, score in (("a", 0.5), ("b", 0.2))]
+    found = ("b", 0.86), ("a", 0.47), ("c", 0.26)
+    larger = [BankMatch(name, score, judge(score)) for name, score in found]
     merged = merge_looks(first, larger, 2)
-    assert [(m.id, round(m.score, 6)) for m in merged] == [("b", 0.9 - PENALTY), ("a", 0.5)]
+    assert [(m.id, round(m.score, 6)) for m in merged] == [("b", 0.86), ("a", 0.5)]
 
 
 def test_threshold_given_calibrated_or_unknown(

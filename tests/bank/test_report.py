@@ -3,16 +3,20 @@
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from sscd_vec.bank.duplicates import Copies, Copy, CopyGroup, Heatmap
 from sscd_vec.bank.quality import InspectedImage
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.report import write_report
 from sscd_vec.files import ImageFile
+from sscd_vec.verify import Verifier
+from tests.verify.scenes import crop, scene
 
 
 def _copy(
@@ -72,6 +76,18 @@ def test_heatmap_is_a_grid_of_its_own_range(tmp_path: Path) -> None:
     assert (copy["heatmap"]["width"], copy["heatmap"]["height"]) == (2, 3)
     assert list(base64.b64decode(copy["heatmap"]["values"])) == [0, 64, 255, 64, 0, 0]
     assert set(base64.b64decode(copy["keep_heatmap"]["values"])) == {0}
+
+
+def test_outlines_of_what_was_copied(tmp_path: Path) -> None:
+    verifier = Verifier.from_pretrained()
+    evidence = verifier.relate(crop(scene(1), 0, 0, 0.5, 1), scene(1))
+    group = CopyGroup(_copy("/a"), (replace(_copy("/b", 0.7), evidence=evidence), _copy("/c", 0.6)))
+    write_report(tmp_path / "r.html", _found(group))
+    keep, part, plain = _index((tmp_path / "r.html").read_text())["groups"][0]["members"]
+    assert part["relation"] == "part"
+    assert np.max(part["region"]["keep"], axis=0) == pytest.approx([0.5, 1], abs=0.03)
+    assert np.max(part["region"]["copy"], axis=0) == pytest.approx([1, 1], abs=0.03)
+    assert plain["region"] is plain["relation"] is keep["region"] is None
 
 
 def test_failed_write_leaves_the_old_report(tmp_path: Path) -> None:

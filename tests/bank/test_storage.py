@@ -1,5 +1,6 @@
 """A bank that cannot lose anything: crashes, several writers, damage, read-only storage."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from sscd_vec.bank import Bank, BankError
-from sscd_vec.bank.location import LOCK, RECORDS, SETTINGS
+from sscd_vec.bank.location import LOCK, NORMALIZER, RECORDS, SETTINGS, UPLOADS
 from sscd_vec.bank.records import BankImage, Records
+from sscd_vec.encoder.images import load_pixels
 from sscd_vec.files import find_images
 from sscd_vec.locks import LockHeldError, locked
 from sscd_vec.normalize import Normalizer
@@ -185,6 +187,65 @@ def test_a_vector_without_a_record_can_be_removed(
         assert "orphan" not in bank
 
 
+def test_kept_images_that_a_killed_process_left_are_deleted(
+    open_bank: OpenBank, images: Path, tmp_path: Path, encoder: TinyEncoder
+) -> None:
+    place = tmp_path / "known.faiss"
+    pixels = load_pixels(images / "image-00.png")
+    with open_bank(place) as bank:
+        bank.add([pixels], ids=["kept"], keep=True)
+    uploads = tmp_path / "known.faiss.bank" / UPLOADS
+    (kept,) = uploads.iterdir()
+    orphan, half = uploads / f"{'a' * 32}.jpg", uploads / f".{'b' * 32}.jpg.4711.0a0b.new"
+    young, mine = uploads / f"{'c' * 32}.jpg", uploads / "notes.txt"
+    for path in (orphan, half, young, mine):
+        path.write_bytes(b"x")
+    for path in (orphan, half, mine, kept):
+        os.utime(path, (1e9, 1e9))
+    with open_bank(place) as bank:
+        assert set(uploads.iterdir()) == {kept, young, mine}
+        assert bank.search(pixels)[0].is_copy
+
+
+def test_a_kept_image_is_taken_back_if_it_is_not_stored(
+    open_bank: OpenBank, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_bank(tmp_path / "known.faiss") as bank:
+        monkeypatch.setattr(type(bank.storage.index), "commit", crash)
+        with pytest.raises(Crash):
+            bank.add([load_pixels(images / "image-00.png")], ids=["a"], keep=True)
+        monkeypatch.undo()
+        assert list((tmp_path / "known.faiss.bank" / UPLOADS).iterdir()) == []
+
+
+def test_a_disk_that_fills_up_before_the_records_loses_nothing(
+    open_bank: OpenBank, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "known.faiss"
+    paths = sorted(images.iterdir())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with open_bank(place) as bank:
+        with monkeypatch.context() as patched:
+            patched.setattr(Records, "confirm", full)
+            bank.add(paths[:2])  # the index has them, and the journal
+        assert all(bank.search(path)[0].is_copy for path in paths[:2])
+        bank.add(paths[2:])
+        assert len(bank) == len(bank.storage.index) == COUNT
+
+
+def test_full_records_are_a_full_disk(tmp_path: Path) -> None:
+    records = Records(tmp_path / RECORDS)
+    pages = records._db.execute("PRAGMA page_count").fetchone()[0]
+    records._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(OSError, match="No space left") as raised:
+        records.announce([BankImage(f"{'x' * 900}{n}", "d", 1) for n in range(100)], 1)
+    assert raised.value.errno == errno.ENOSPC
+    records.close()
+
+
 def test_read_only_storage_is_searched(
     open_bank: OpenBank, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +348,32 @@ def test_a_stranger_cannot_choose_the_model(stranger: Path, images: Path, tmp_pa
         bank.search(images / "image-00.png")
 
 
+def test_traps_in_a_strangers_bank_are_refused(
+    stranger: Path, open_bank: OpenBank, tmp_path: Path, images: Path
+) -> None:
+    folder = Path(f"{stranger}.bank")
+    for path in (folder / NORMALIZER, folder / RECORDS, stranger):
+        kept = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(BankError, match="not a regular file"):
+            open_bank(stranger, normalizer=None)
+        path.unlink()
+        path.write_bytes(kept)
+    (folder / UPLOADS).symlink_to(images)  # as if the images were the bank's own to delete
+    with pytest.raises(BankError, match="is a link"):
+        open_bank(stranger, normalizer=None)
+
+
+@pytest.mark.parametrize("change", ["vectors=1000000000", "path=7", "size='x'", "digest=x'00'"])
+def test_altered_records_are_refused(stranger: Path, open_bank: OpenBank, change: str) -> None:
+    with sqlite3.connect(Path(f"{stranger}.bank") / RECORDS) as database:
+        database.execute(f"UPDATE images SET {change}")
+    database.close()
+    with pytest.raises(BankError, match="damaged"), open_bank(stranger, normalizer=None) as bank:
+        bank.remove(["upload:x"] + [image.id for image in bank.images()])
+
+
 def test_settings_are_signed_with_a_private_key(
     open_bank: OpenBank, images: Path, tmp_path: Path
 ) -> None:
@@ -310,6 +397,7 @@ def test_records_survive_a_reader_during_a_write(tmp_path: Path) -> None:
     reader = Records(tmp_path / RECORDS, read_only=True)
     assert len(reader) == 0
     records.confirm(1)
+    assert len(reader) == 1
     with sqlite3.connect(tmp_path / RECORDS) as other:
         assert other.execute("SELECT id FROM images").fetchall() == [("a",)]
     other.close()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sscd_vec.bank.views import best_by_image, crop_count, crops, image_of, tile_id
+from sscd_vec.bank.views import best_hits, crop_count, crops, image_of, tile_id
 
 
 def test_crops_of_half_the_side() -> None:
@@ -41,6 +41,7 @@ def test_ids_come_back(name: str, crop: int) -> None:
         assert image_of(tile_id(name, crop)) == name
 
 
-def test_best_score_of_each_image() -> None:
-    hits = [("a#tile=3", 0.4), ("b", 0.5), ("a", 0.1), ("a#tile=1", 0.6), ("c#tile=x", 0.2)]
-    assert best_by_image(hits) == [("a", 0.6), ("b", 0.5), ("c#tile=x", 0.2)]
+def test_best_hit_of_each_image_and_the_view_that_found_it() -> None:
+    whole = [("a#tile=3", 0.4), ("b", 0.5), ("a", 0.1)]
+    crop = [("a#tile=1", 0.6), ("b", 0.5), ("c#tile=x", 0.2)]
+    assert best_hits([whole, crop]) == [("a", 0.6, 1), ("b", 0.5, 0), ("c#tile=x", 0.2, 1)]

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     normalizer = Normalizer.fit(background, eps="oas", encoder=encoder)
     for kind in ("search", "symmetric"):
         normalizer = normalizer.calibrate(
-            descriptors, false_match_rate=1e-3, per="comparison", kind=kind
+            descriptors, false_match_rate=1e-3, per="comparison", kind=kind, force=True
         )
     views = [crops(np.asarray(image), 2) for image in held_out[:12]]
     normalizer = normalizer.calibrate(
@@ -44,6 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         per="comparison",
         kind="tiled",
         query_groups=np.repeat(np.arange(12), len(views[0])),
+        force=True,
     )
     normalizer.save(folder / "normalizer.safetensors")
     return folder

@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from sscd_vec.cli import app
-from sscd_vec.normalize import Normalizer
+from sscd_vec.normalize import Domain, Normalizer
 from tests.cli.conftest import small
 
 
@@ -266,6 +267,8 @@ def test_heatmap_of_search_and_compare(photos: Path, model: Path) -> None:
         "--heatmap", "pair.jpg",
     )  # fmt: skip
     assert same["copy"] and same["score"] > same["threshold"] and Path("pair.jpg").exists()
+    assert same["verdict"] == "copy" and "in a bank of 1 000" in same["reason"]
+    assert 0 <= same["false_match_rate"] < 1
     other = run(
         "compare", photos / "photo-2.jpg", photos / "photo-3.jpg", "--model", model,
         "--exit-code", code=4,
@@ -306,7 +309,11 @@ def test_normalizer_from_folders_of_photos(model: Path, drawn: Path, tmp_path: P
     fitted = run("normalize", "fit", "background", "--model", model, "-o", "n", "--shrink")
     assert fitted["background"] == 30
     assert fitted["encoder"] == Normalizer.load(model / "normalizer.safetensors").encoder
-    rate = ("--false-match-rate", 0.01, "--per", "comparison", "--model", model)
+    rate: tuple[Any, ...] = ("--false-match-rate", 0.01, "--per", "comparison", "--model", model)
+    refused = fails("calibrate", "n", "-o", "no", "--queries", "held-out", *rate)
+    assert "552 comparisons of 24 and 24 images are too few" in refused
+    assert not (tmp_path / "no").exists()
+    rate += ("--force",)
     plain = run("calibrate", "n", "-o", "n", "--queries", "held-out", *rate)
     tiled = run("calibrate", "n", "-o", "n", "--queries", "held-out", *rate, "--kind", "tiled")
     both = run(
@@ -365,6 +372,55 @@ def test_dedup_groups_report_and_csv(photos: Path, model: Path) -> None:
     with open("copies.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 7 and sum(int(row["keep"]) for row in rows) == 3
+
+
+@pytest.fixture
+def careful(model: Path, tmp_path: Path) -> Path:
+    """A normalizer that knows no image of this world: only pixels make a copy."""
+    fitted = Normalizer.load(model / "normalizer.safetensors")
+    rows = np.eye(8, fitted.dim, dtype=np.float32)
+    path = tmp_path / "careful.safetensors"
+    fitted.with_domain(Domain(rows[0], -2.0, rows)).save(path)
+    return path
+
+
+def test_dedup_lists_what_it_is_unsure_of_apart_and_leaves_it_alone(
+    photos: Path, model: Path, careful: Path
+) -> None:
+    copies = {
+        frozenset({f"photo-{n}.jpg", f"copy-{n}.jpg"}) for n in (2, 5, 7)
+    }  # resaved: the pixels agree
+    dedup = ("dedup", photos, "--model", model, "--normalizer", careful, "--threshold", "-1",
+             "--prefer", "largest")  # fmt: skip
+    found = run(*dedup, "--report", "all.html", "--csv", "all.csv", "--move-to", "gone", "--apply")
+    assert grouped(found) == copies
+    (unsure,) = found["unsure"]
+    assert len(unsure["members"]) == 14 and "look alike" in unsure["reason"]
+    assert {member["verdict"] for member in unsure["members"]} == {"unsure"}
+    assert len(found["actions"]) == len(list(Path("gone").iterdir())) == 3
+    assert len(list(photos.iterdir())) == 11 and (photos / "captioned-5.jpg").exists()
+    with open("all.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["verdict"] for row in rows] == ["copy"] * 6 + ["unsure"] * 14
+    page = Path("all.html").read_text()
+    index = json.loads(re.search(r'id="index">(.*?)</script>', page, re.S)[1])  # type: ignore[index]
+    assert [group["verdict"] for group in index["groups"]] == ["copy"] * 3 + ["unsure"]
+    left = run(*dedup, "--hardlink", "--apply")
+    assert left["actions"] == [] and left["groups"] == []
+
+
+def test_search_and_compare_say_unsure_and_why(photos: Path, model: Path, careful: Path) -> None:
+    pair = ("compare", photos / "photo-2.jpg", photos / "photo-3.jpg", "--model", model)
+    told = (*pair, "--normalizer", careful, "--threshold", "-1")
+    assert run(*pair, "--threshold", "-1")["verdict"] == "copy"  # by the score alone
+    compared = run(*told, "--exit-code", code=4)
+    assert (compared["verdict"], compared["copy"]) == ("unsure", False)
+    assert "look alike" in compared["reason"]
+    run("index", photos, "--to", "bank.faiss", "--model", model, "--normalizer", careful)
+    found = run("search", photos / "copy-2.jpg", "--in", "bank.faiss", "--threshold", "-1")
+    first, second, *others = found["results"][0]["matches"]
+    assert {first["verdict"], second["verdict"]} == {"copy"}
+    assert {match["verdict"] for match in others} == {"unsure"}
 
 
 def test_dedup_moves_only_when_told(photos: Path, model: Path) -> None:
@@ -580,7 +636,7 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["false_matches"] <= 1
     for match in found["matches"]:
         assert match["score_faiss"] == pytest.approx(match["score_milvus"], abs=2e-4)
-    assert found["groups"] >= 6
+    assert found["originals_kept"] == found["groups"] >= 6
     assert (tmp_path / "here" / "report.html").stat().st_size > 50_000
     originals = [m for m in found["matches"] if m["edit"] == "resaved"]
     assert originals and all(match["right"] for match in originals)

@@ -1,0 +1,189 @@
+"""Verdicts on images: what the normalizer says about a score, and the pixels where it cannot say.
+
+A score between two images outside what the normalizer knows (documents, charts, screenshots) says
+little. Their pixels are compared instead (``exact``): a resaved, resized or lightly cropped copy
+is found, everything else stays *unsure*.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sscd_vec.bank.exact import SIDE, compare, prepare
+from sscd_vec.bank.groups import Pairs, connected
+from sscd_vec.bank.records import BankImage
+from sscd_vec.bank.results import BankMatch
+from sscd_vec.bank.views import best_hits
+from sscd_vec.encoder.images import ImageError, ImageInput, Pixels, load_pixels
+from sscd_vec.normalize import Grade, Kind, Normalizer, Outside, Proof, Verdict
+from sscd_vec.normalize.verdict import ALIKE
+
+if TYPE_CHECKING:
+    from sscd_vec.adapters.matches import Match
+    from sscd_vec.bank.bank import Bank
+    from sscd_vec.verify import Evidence
+
+Float32 = NDArray[np.float32]
+SECOND_LOOKS = 3  # a copy of a document is the best match in 99 of 100 searches
+
+
+class SecondLook:
+    """Compares the pixels of one image with others; each is decoded when first needed."""
+
+    def __init__(self, image: "ImageInput | None") -> None:
+        """Take the image; None if only its descriptor is at hand."""
+        self._image = image
+        self._pixels: Pixels | None = None
+
+    def __call__(self, other: "ImageInput | None") -> Proof | None:
+        """What the pixels say; None if one of the images is not at hand."""
+        if self._image is None or other is None:
+            return None
+        try:
+            if self._pixels is None:
+                self._pixels = _prepared(self._image)
+            return compare(self._pixels, _prepared(other)).proof
+        except ImageError as error:  # gone, or changed since it was added
+            return Proof(None, f"their pixels could not be compared: {error.reason}")
+
+
+def judge_hits(
+    bank: "Bank",
+    hits: Sequence[Iterable["Match"]],
+    outside: Outside,
+    k: int,
+    *,
+    image: "ImageInput | None" = None,
+    threshold: float | None = None,
+    penalty: float = 0.0,
+) -> list[BankMatch]:
+    """The ``k`` best images among an index's hits, each with its verdict.
+
+    Args:
+        bank: Where they were found.
+        hits: What the index found for each view of the query, the whole image first.
+        outside: Which of the views lie outside what the normalizer knows.
+        k: At most so many images.
+        image: The query, for a second look; without it some verdicts stay *unsure*.
+        threshold: The score of a copy, instead of the calibrated one.
+        penalty: What every score loses.
+    """
+    kind, views = bank.score_kind(len(hits)), bank.compared_views(len(hits))
+    scored = [[(str(hit.id), float(hit.score) - penalty) for hit in view] for view in hits]
+    metadata = {str(hit.id): hit.metadata for view in hits for hit in view}
+    second_look, looks = SecondLook(image), SECOND_LOOKS
+    size, matches = len(bank), []
+    for name, score, view in best_hits(scored)[:k]:
+        judge = partial(bank.normalizer.judge, score, size, kind, views=views, threshold=threshold)
+        known, verdict = bank.get(name), judge()
+        if outside.flags[view] and (known is None or known.outside is not False):
+            proof = None
+            if looks and verdict.grade != "no":
+                proof, looks = second_look(_shown(bank, known)), looks - 1
+            verdict = judge(in_doubt=True, shift=float(outside.shifts[view]), proof=proof)
+        matches.append(BankMatch(name, score, verdict, known, metadata.get(name)))
+    return matches
+
+
+def verified(judged: Verdict, evidence: "Evidence", threshold: float) -> Verdict:
+    """The verdict on a pair after verification, with the verifier's score and threshold.
+
+    Two pages of one form share lines and boxes, so geometry alone makes no copies of images that
+    are in doubt: only their pixels do.
+
+    Args:
+        judged: The verdict by descriptors, and by pixels where the pair is in doubt.
+        evidence: What geometry says.
+        threshold: Least verified score of a copy.
+    """
+    found = replace(judged, score=evidence.score, threshold=threshold)
+    if judged.basis == "pixels":
+        return found
+    if evidence.score >= threshold:
+        places = f"verified: {evidence.cells} places of both align"
+        if judged.in_doubt:
+            return replace(found, grade="unsure", reason=f"{places}; {ALIKE}", basis="geometry")
+        return replace(found, grade="copy", reason=places, basis="geometry")
+    differ = "too little of one is found in the other"
+    grade: Grade = "look" if judged.grade == "copy" else "no"
+    return replace(found, grade=grade, reason=f"not verified: {differ}", basis="geometry")
+
+
+def judge_pair(
+    normalizer: Normalizer,
+    descriptors: Float32,
+    images: tuple[ImageInput, ImageInput],
+    threshold: float | None = None,
+) -> Verdict:
+    """The verdict on two images of which neither is the query.
+
+    Args:
+        normalizer: Whose scores.
+        descriptors: ``(2, d)`` theirs.
+        images: The images themselves, for a second look.
+        threshold: The symmetric score of a copy, instead of the calibrated one.
+    """
+    whitened = normalizer.whiten(descriptors)
+    biases, outside = normalizer.whitened_biases(whitened), normalizer.outside(whitened)
+    score = float(whitened[0] @ whitened[1] - biases.max())
+    kind: Kind = "symmetric"
+    verdict = normalizer.judge(score, kind=kind, threshold=threshold)
+    if not outside.flags.all() or verdict.grade == "no":
+        return verdict
+    return normalizer.judge(
+        score,
+        kind=kind,
+        threshold=threshold,
+        in_doubt=True,
+        shift=float((biases + outside.shifts).max() - biases.max()),
+        proof=SecondLook(images[0])(images[1]),
+    )
+
+
+def same_pixels(
+    bank: "Bank",
+    images: Sequence[BankImage],
+    pairs: Pairs,
+    on_pairs: Callable[[int, int], None] | None = None,
+) -> NDArray[np.int64]:
+    """For each image a number that images with the same pixels share.
+
+    Args:
+        bank: Whose images.
+        images: All of them.
+        pairs: Those in question, strongest first. The best few of each image are compared.
+        on_pairs: Called with how many pairs are done, and how many there are.
+    """
+    digests: dict[str, int] = {}
+    same = [(digests.setdefault(i.digest, row), row) for row, i in enumerate(images) if i.digest]
+    looks = np.zeros(len(images), np.int64)
+    chosen = []
+    for a, b in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True):
+        if images[a].digest != images[b].digest and looks[[a, b]].min() < SECOND_LOOKS:
+            looks[[a, b]] += 1
+            chosen.append((a, b))
+    look, last = SecondLook(None), -1
+    for number, (a, b) in enumerate(sorted(chosen), 1):
+        if a != last:
+            look, last = SecondLook(_shown(bank, images[a])), a
+        found = look(_shown(bank, images[b]))
+        if found is not None and found.is_copy:
+            same.append((a, b))
+        if on_pairs is not None:
+            on_pairs(number, len(chosen))
+    return connected(len(images), same)
+
+
+def _shown(bank: "Bank", image: BankImage | None) -> "ImageInput | None":
+    """The file of a bank's image, if there is one that may be shown."""
+    if image is None or image.file is None or not bank.may_show(image.file.path):
+        return None
+    return image.file
+
+
+def _prepared(image: ImageInput) -> Pixels:
+    return prepare(load_pixels(image, reduce_to=lambda height, width: (SIDE, SIDE)))
