@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -46,10 +46,10 @@ def faces() -> dict[str, str]:
     found: dict[str, str] = {}
     for package in PACKAGES:
         name, _, folder = package.partition("/")
-        try:
-            place = Path(str(resources.files(name))) / folder
-        except ModuleNotFoundError:
+        spec = find_spec(name)  # imports nothing: only the files are of use
+        if spec is None or not spec.submodule_search_locations:
             continue
+        place = Path(spec.submodule_search_locations[0]) / folder
         found |= {file.stem: str(file) for file in place.glob("*.?tf") if file.stem not in found}
     return found
 
