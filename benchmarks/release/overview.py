@@ -44,7 +44,7 @@ def overview(evaluation: dict[str, Any], paths: Sequence[str], rounds: int) -> l
     rows = [
         {
             "model": _in_words(name),
-            "weights, MB": _megabytes(describer),
+            "parameters, millions": _millions(describer),
             "descriptor": f"{row['dim']} {'bits' if name in ('pdq', 'phash') else 'numbers'}",
             "µAP": round(100 * row["micro_ap"], 1),
             "recall at 90 % precision": round(100 * row["recall_at_p90"], 1),
@@ -60,13 +60,13 @@ def _best_row(model: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _megabytes(describer: object) -> float | None:
-    """Bytes of the network's weights, in millions; None for what has none."""
+def _millions(describer: object) -> float | None:
+    """Parameters that a descriptor passes, in millions; None for what has none."""
     if not isinstance(describer, EncoderDescriber):
         return None
-    state = describer.encoder.model.state_dict()
-    total: int = sum(value.numel() * value.element_size() for value in state.values())
-    return round(total / 1e6, 1)
+    model = describer.encoder.model
+    parts = [model.trunk, model.head] if model.config.features == "projected" else [model.trunk]
+    return round(sum(p.numel() for part in parts for p in part.parameters()) / 1e6, 1)
 
 
 def _in_words(name: str) -> str:
