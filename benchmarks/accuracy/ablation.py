@@ -1,11 +1,13 @@
 """The paper's ablations, row by row: train, measure, tabulate.
 
-    python benchmarks accuracy/ablation --photos train.tar --disc SET --work FOLDER
+    python benchmarks accuracy/ablation --photos TAR --choose SET --disc SET --work FOLDER
 
-Every run is a folder under ``--work`` and is left alone once it is done: an interrupted command
-goes on where it was. Three runs are repeated with three seeds; a difference below two of their
-standard deviations is called undecided. ``--rows`` chooses runs, ``--set`` overrides a setting of
-all of them.
+Every run is a folder under ``--work`` and is left alone once it is measured: an interrupted command
+goes on where it was. Every row gets the same post-processing steps (``TRANSFORMS``); the one it is
+reported with is chosen on ``--choose``, another set than the reported ``--disc``. Three runs are
+repeated with three seeds; a difference between two runs has √2 times the deviation σ of one, so
+below 2√2 σ it is called undecided. ``--start`` says what runs start from, ``--rows`` chooses runs,
+``--set`` overrides a setting of all of them.
 """
 
 import argparse
@@ -22,18 +24,19 @@ import numpy as np
 
 import results
 from accuracy.ablation_table import (
+    COLUMNS,
     REPEATED,
     SEEDS,
+    STARTS,
     TABLE,
     TRAININGS,
-    TableRow,
     plot,
     records,
     text,
     train_config,
 )
 from accuracy.dataset import DiscSet, describe, place, read_disc
-from accuracy.evaluation import Row, Transform, dimension_sweep, evaluate_transform
+from accuracy.evaluation import Row, Transform, evaluate_transform
 from accuracy.models import EncoderDescriber
 from sscd_vec.encoder.config import EncoderConfig
 from sscd_vec.encoder.encoder import Encoder
@@ -42,6 +45,18 @@ from sscd_vec.normalize import ScoreNorm
 from sscd_vec.trainer import TrainConfig, Trainer
 
 REDUCED = 256
+RAW, SMALL = "raw", f"whitened, {REDUCED}d"
+# The same for every row; the reduced one gives the 256-dimensional columns and is never chosen.
+TRANSFORMS = {
+    RAW: Transform("raw"),
+    "centred": Transform("centred"),
+    "whitened": Transform("whitened"),
+    "whitened, shrunk by 0.3": Transform("whitened", shrinkage=0.3),
+    "whitened, shrunk by 0.8": Transform("whitened", shrinkage=0.8),
+    SMALL: Transform("whitened", REDUCED),
+}
+# Whitening fitted on fewer rows per dimension is noise in its last directions.
+ROWS_PER_DIMENSION = 10
 
 Figures = dict[str, Any]
 
@@ -53,14 +68,14 @@ class TooLong(RuntimeError):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line."""
     options = _parser().parse_args(arguments)
-    disc = read_disc(options.disc)
+    sets = {"choose": read_disc(options.choose), "report": read_disc(options.disc)}
     wanted = options.rows or list(TRAININGS)
     unknown = sorted(set(wanted) - set(TRAININGS))
     if unknown:
         raise SystemExit(f"unknown rows {unknown}: expected among {list(TRAININGS)}")
     for training in wanted:
         for seed in options.seeds if training in REPEATED else options.seeds[:1]:
-            config = train_config(training, seed, dict(options.set))
+            config = train_config(options.start, training, seed, dict(options.set))
             run = options.work / f"{training}-seed{seed}"
             measured = run / "measured.json"
             if measured.exists():
@@ -68,13 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{run.name}: {config.steps} steps of {config.batch}", flush=True)
             train(config, options.photos, run, options.minutes)
             partial = measured.with_suffix(".tmp")
-            partial.write_text(json.dumps(measure(training, run, disc)))
+            partial.write_text(json.dumps(measure(training, run, sets)))
             os.replace(partial, measured)
     figures = tabulate(options.work)
     figures["tables"] = records(figures)
     print(text(figures))
     if options.name:
         print(results.write(options.name, figures, options.results))
+        keep_logs(options.work, options.results / options.name)
         plot(figures, options.results / f"{options.name}.svg")
 
 
@@ -112,8 +128,8 @@ def seconds_per_step(out: Path) -> list[float]:
     return [float(json.loads(line).get("seconds", 0)) for line in lines]
 
 
-def measure(training: str, run: Path, disc: DiscSet) -> list[Figures]:
-    """Every way the tables look at one run."""
+def measure(training: str, run: Path, sets: Mapping[str, DiscSet]) -> list[Figures]:
+    """Every way the tables look at one run, with the post-processing chosen on one of two sets."""
     asked = sorted({(row.features, row.gem_p) for row in TABLE if row.training == training})
     base = Encoder.from_pretrained(run)
     found = []
@@ -121,42 +137,77 @@ def measure(training: str, run: Path, disc: DiscSet) -> list[Figures]:
         plain = {**base.config.to_dict(), "features": features, "gem_p": gem_p}
         model = SSCDModel(base.model.trunk, base.model.head, EncoderConfig.from_dict(plain))
         encoder = Encoder(model)
-        describer = EncoderDescriber(encoder, 32)
-        splits = [
-            describe(
-                images, describer, place(run / "descriptors", encoder.fingerprint, split, images)
-            )
-            for split, images in (
-                ("queries", disc.queries),
-                ("references", disc.references),
-                ("training", disc.training),
-            )
-        ]
-        # SimCLR's descriptors often fill a subspace only; the paper then keeps the best dimension.
-        sweep = training in ("simclr", "blur", "low_temperature", "wider")
-        swept = [*dimension_sweep(encoder.dim), Transform("raw")]
-        transforms = swept if sweep else [Transform("whitened")]
-        whole = _best(transforms, disc, splits)
-        reduced = [Transform("whitened", REDUCED)] if encoder.dim > REDUCED else transforms
-        small = _best(reduced, disc, splits)
-        if whole is None:
-            raise ValueError(f"{run.name}: no transform fits, its descriptors have collapsed")
+        evaluated = {name: evaluate_rows(encoder, disc, run) for name, disc in sets.items()}
+        choose, report = evaluated["choose"], evaluated["report"]
+        chosen = max(
+            (label for label in choose if label in report and label != SMALL),
+            key=lambda label: choose[label][1].summary.micro_ap,
+        )
+        plainly, normalized = report[chosen]
+        small = report.get(SMALL)
         found.append(
             {
                 "features": features,
                 "gem_p": gem_p,
                 "dim": encoder.dim,
-                "transform": f"{whole[0].transform} {whole[0].dim}d",
-                "micro_ap": whole[0].summary.micro_ap,
-                "micro_ap_normalized": whole[1].summary.micro_ap,
+                "background_rows_per_dimension": len(sets["report"].training) / encoder.dim,
+                "transform": chosen,
+                "raw": report[RAW][0].summary.micro_ap,
+                "micro_ap": plainly.summary.micro_ap,
+                "micro_ap_normalized": normalized.summary.micro_ap,
                 "micro_ap_256": small[0].summary.micro_ap if small else None,
                 "micro_ap_normalized_256": small[1].summary.micro_ap if small else None,
-                "accuracy_at_1": whole[0].summary.accuracy_at_1,
-                "mrr": whole[0].summary.mrr,
-                "right": first_is_right(whole[0], disc),
+                "accuracy_at_1": plainly.summary.accuracy_at_1,
+                "mrr": plainly.summary.mrr,
+                "right": first_is_right(plainly, sets["report"]),
+                "all": {
+                    name: {
+                        label: [row.summary.micro_ap for row in rows]
+                        for label, rows in by_label.items()
+                    }
+                    for name, by_label in evaluated.items()
+                },
             }
         )
     return found
+
+
+def evaluate_rows(encoder: Encoder, disc: DiscSet, run: Path) -> dict[str, list[Row]]:
+    """Rows without and with score normalization, by the name of the transform."""
+    describer = EncoderDescriber(encoder, 32)
+    splits = [
+        describe(images, describer, place(run / "descriptors", encoder.fingerprint, split, images))
+        for split, images in (
+            ("queries", disc.queries),
+            ("references", disc.references),
+            ("training", disc.training),
+        )
+    ]
+    if len(disc.training) < ROWS_PER_DIMENSION * encoder.dim:
+        print(
+            f"  {len(disc.training)} background images for {encoder.dim} dimensions: expected at "
+            f"least {ROWS_PER_DIMENSION} per dimension; whitening will be noisy",
+            flush=True,
+        )
+    found = {}
+    for label, transform in TRANSFORMS.items():
+        if transform.dim is not None and transform.dim > encoder.dim:
+            continue
+        try:
+            found[label] = evaluate_transform(transform, disc, *splits, score_norm=ScoreNorm())
+        except ValueError as error:  # collapsed descriptors cannot be whitened
+            print(f"  {label}: {error}")
+    return found
+
+
+def keep_logs(work: Path, folder: Path) -> None:
+    """Copy what every run wrote while training, so that a table's rows can be checked."""
+    for journal in sorted(work.glob("*-seed*/metrics.jsonl")):
+        if not (journal.parent / "measured.json").exists():
+            continue
+        kept = folder / f"{journal.parent.name}.jsonl"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(journal.read_text())
 
 
 def first_is_right(row: Row, disc: DiscSet) -> list[str]:
@@ -190,16 +241,18 @@ def tabulate(work: Path) -> dict[str, Any]:
     rows: list[Figures] = []
     for row in TABLE:
         seeds = [
-            _view(row, figures) for _, figures in sorted(measured.get(row.training, {}).items())
+            _view(figures, row.features, row.gem_p)
+            for _, figures in sorted(measured.get(row.training, {}).items())
         ]
         if not seeds:
             continue
         entry: Figures = {"table": row.table, "label": row.label, "training": row.training}
-        for key in ("micro_ap", "micro_ap_normalized", "micro_ap_256", "accuracy_at_1", "mrr"):
+        for key in COLUMNS.values():
             values = [view[key] for view in seeds if view[key] is not None]
             entry[key] = statistics.mean(values) if values else None
         paper = row.paper or (None, None)
         entry |= {"dim": seeds[0]["dim"], "seeds": len(seeds)}
+        entry["transform"] = " or ".join(sorted({view["transform"] for view in seeds}))
         entry |= {"paper_micro_ap": paper[0], "paper_micro_ap_normalized": paper[1]}
         before = next((old for old in reversed(rows) if old["table"] == row.table), None)
         entry["change"] = verdict(before, entry, deviation)
@@ -212,7 +265,8 @@ def seed_deviation(measured: Mapping[str, Mapping[int, list[Figures]]]) -> float
     spreads = []
     for training in REPEATED:
         views = [
-            figures[-1]["micro_ap_normalized"] for figures in measured.get(training, {}).values()
+            _view(figures, "projected", 3.0)["micro_ap_normalized"]
+            for figures in measured.get(training, {}).values()
         ]
         if len(views) > 1:
             spreads.append(statistics.variance(views))
@@ -220,43 +274,30 @@ def seed_deviation(measured: Mapping[str, Mapping[int, list[Figures]]]) -> float
 
 
 def verdict(before: Figures | None, after: Figures, deviation: float | None) -> str:
-    """What a step did: a change in µAP points, or ``undecided`` below two standard deviations."""
+    """What a step did: a change in µAP points, or ``undecided`` below 2√2 σ of single runs."""
     if before is None:
         return ""
     change = after["micro_ap_normalized"] - before["micro_ap_normalized"]
-    if deviation is None or abs(change) < 2 * deviation:
+    if deviation is None or abs(change) < 2 * 2**0.5 * deviation:
         return "undecided" if deviation is not None else f"{100 * change:+.1f} (one seed)"
     return f"{100 * change:+.1f}"
 
 
-def _view(row: TableRow, figures: Sequence[Figures]) -> Figures:
+def _view(figures: Sequence[Figures], features: str, gem_p: float) -> Figures:
     for view in figures:
-        if (view["features"], view["gem_p"]) == (row.features, row.gem_p):
+        if (view["features"], view["gem_p"]) == (features, gem_p):
             return view
-    raise ValueError(f"{row.training} was not measured with {row.features}, p = {row.gem_p}")
+    raise ValueError(f"no view was measured with {features} features, p = {gem_p}")
 
 
 def _first_results(measured: Mapping[str, Mapping[int, list[Figures]]]) -> Figures | None:
     ours, theirs = measured.get("mixup", {}).get(0), measured.get("simclr", {}).get(0)
     if ours is None or theirs is None:
         return None
-    trunk = next(view for view in theirs if view["features"] == "trunk" and view["gem_p"] == 3.0)
-    right = set(ours[-1]["right"]), set(trunk["right"])
-    queries = round(len(right[0]) / ours[-1]["accuracy_at_1"]) if right[0] else len(right[1])
+    first, second = _view(ours, "projected", 3.0), _view(theirs, "trunk", 3.0)
+    right = set(first["right"]), set(second["right"])
+    queries = round(len(right[0]) / first["accuracy_at_1"]) if right[0] else len(right[1])
     return {"first": "mixup", "second": "simclr, trunk", **agreement(*right, queries)}
-
-
-def _best(
-    transforms: Sequence[Transform], disc: DiscSet, splits: Sequence[Any]
-) -> list[Row] | None:
-    """The rows of the best transform; those the descriptors cannot fill are left out."""
-    tried = []
-    for transform in transforms:
-        try:
-            tried.append(evaluate_transform(transform, disc, *splits, score_norm=ScoreNorm()))
-        except ValueError as error:
-            print(f"  {transform.name} {transform.dim}: {error}")
-    return max(tried, key=lambda rows: rows[0].summary.micro_ap, default=None)
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -271,7 +312,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Train and measure the paper's ablations.")
     add = parser.add_argument
     add("--photos", type=Path, nargs="+", required=True, help="photos to train on")
-    add("--disc", type=Path, required=True, help="the set to measure on")
+    add("--start", choices=STARTS, default="scratch", help="what every run starts from")
+    add("--choose", type=Path, required=True, help="the set to choose the post-processing on")
+    add("--disc", type=Path, required=True, help="the set to report on")
     add("--work", type=Path, required=True, help="folder for the runs")
     add("--rows", nargs="+", help=f"runs: {' '.join(TRAININGS)}")
     add("--seeds", type=int, nargs="+", default=list(SEEDS), help="of the repeated runs")

@@ -6,9 +6,12 @@ import pytest
 from accuracy import ablation
 from accuracy.ablation_table import TABLE, TRAININGS, train_config
 from accuracy.dataset import read_disc
+from sscd_vec.encoder.config import EncoderConfig
+from sscd_vec.trainer import TrainConfig
 
 SMALL = {"trunk": "resnet18", "init_from": "", "frozen_stages": 0, "size": 32, "stored_size": 40}
 SMALL |= {"inference_size": 32, "batch": 6, "steps": 2, "dim": 6, "learning_rate": 1e-3}
+SMALL |= {"decoded": "memory"}
 
 
 def overrides() -> list[str]:
@@ -19,7 +22,8 @@ def test_rows_are_trained_measured_and_never_repeated(
     disc_like: Path, photo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = tmp_path / "work"
-    arguments = ["--photos", str(photo_folder), "--disc", str(disc_like), "--work", str(work)]
+    arguments = ["--photos", str(photo_folder), "--work", str(work)]
+    arguments += ["--disc", str(disc_like), "--choose", str(disc_like)]
     arguments += ["--rows", "simclr", "linear", "--seeds", "0", "1", "--name", "ablation"]
     arguments += ["--results", str(tmp_path), *overrides()]
     ablation.main(arguments)
@@ -38,6 +42,15 @@ def test_rows_are_trained_measured_and_never_repeated(
     )
     assert figures["seed_deviation"] is not None
     assert (tmp_path / "ablation.svg").exists()
+    views = json.loads((work / "linear-seed0" / "measured.json").read_text())
+    (measured,) = [
+        view for view in views if (view["features"], view["gem_p"]) == ("projected", 3.0)
+    ]
+    assert set(measured["all"]["report"]) >= {"raw", "centred", "whitened"}
+    assert measured["raw"] == measured["all"]["report"]["raw"][0]
+    assert measured["micro_ap_normalized"] == measured["all"]["report"][measured["transform"]][1]
+    logs = sorted(path.name for path in (tmp_path / "ablation").iterdir())
+    assert logs == ["linear-seed0.jsonl", "linear-seed1.jsonl", "simclr-seed0.jsonl"]
 
     def never(*_: object) -> None:
         raise AssertionError("a finished row was trained again")
@@ -51,34 +64,89 @@ def test_a_run_that_is_too_long_says_how_many_steps_fit(photo_folder: Path, tmp_
     run.mkdir()
     lines = [json.dumps({"step": step, "seconds": 30.0}) for step in range(4)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    config = train_config("simclr", 0, SMALL)
+    config = train_config("scratch", "simclr", 0, SMALL)
     with pytest.raises(ablation.TooLong, match="--set steps=2"):
         ablation.train(config, [photo_folder], run, minutes=1)
 
 
-def test_every_table_row_has_a_run_and_a_valid_configuration() -> None:
+@pytest.mark.parametrize(
+    ("start", "trunk"), [("scratch", "resnet18_w32"), ("imagenet", "efficientnet_lite0")]
+)
+def test_every_table_row_has_a_run_and_a_valid_configuration(start: str, trunk: str) -> None:
+    def config(training: str, seed: int = 0) -> TrainConfig:
+        return train_config(start, training, seed, {})
+
     assert {row.training for row in TABLE} == set(TRAININGS)
     for training in TRAININGS:
-        config = train_config(training, 1, {})
-        assert config.seed == 1 and config.trunk == "efficientnet_lite0"
-    assert train_config("length_0.5", 0, {}).steps * 2 == train_config("advanced", 0, {}).steps
-    plain, twice = (train_config(row, 0, {}) for row in ("advanced", "batch_2.0"))
+        assert config(training, 1).seed == 1 and config(training).trunk == trunk
+    assert config("length_0.5").steps * 2 == config("advanced").steps
+    plain, twice = config("advanced"), config("batch_2.0")
     assert (twice.batch, twice.steps) == (2 * plain.batch, plain.steps // 2)  # as many epochs
-    assert train_config("mixup", 0, {}).augmentations == "advanced+mixup"
-    assert train_config("linear", 0, {}).entropy_weight == 0
+    assert config("mixup").augmentations == "advanced+mixup"
+    assert config("linear").entropy_weight == 0
+    assert config("linear").train_gem_p == 1 and config("linear_gem").train_gem_p == 3
 
 
-def test_differences_below_two_deviations_are_undecided() -> None:
-    before, after = {"micro_ap_normalized": 0.50}, {"micro_ap_normalized": 0.52}
+def test_no_row_projects_to_more_dimensions_than_its_trunk_has() -> None:
+    assert train_config("scratch", "dim_1024", 0, {}).dim == 256
+    assert train_config("imagenet", "dim_1024", 0, {}).dim == 1024
+
+
+def test_a_difference_is_decided_at_two_deviations_of_a_difference() -> None:
+    before, after = {"micro_ap_normalized": 0.50}, {"micro_ap_normalized": 0.53}
     assert ablation.verdict(None, after, 0.01) == ""
-    assert ablation.verdict(before, after, 0.009) == "+2.0"
-    assert ablation.verdict(before, after, 0.011) == "undecided"
+    assert ablation.verdict(before, after, 0.0105) == "+3.0"  # 2√2 σ = 0.0297
+    assert ablation.verdict(before, after, 0.0107) == "undecided"  # 0.0303
     assert "one seed" in ablation.verdict(before, after, None)
+
+
+def test_the_post_processing_is_chosen_on_the_other_set(
+    disc_like: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reported set prefers "whitened", the choosing set "centred": "centred" is reported."""
+    from dataclasses import replace
+    from types import SimpleNamespace
+
+    disc = read_disc(disc_like)
+    choose = replace(disc, queries=disc.queries.only(disc.queries.ids[1:]))
+    values = {id(choose): (0.1, 0.4, 0.3), id(disc): (0.2, 0.5, 0.9)}
+
+    def rows(_: object, judged: object, __: object) -> dict[str, object]:
+        names = ("raw", "centred", "whitened")
+        return {
+            name: [
+                SimpleNamespace(
+                    summary=SimpleNamespace(micro_ap=value, accuracy_at_1=0.5, mrr=0.5),
+                    predictions=None,
+                )
+            ]
+            * 2
+            for name, value in zip(names, values[id(judged)], strict=True)
+        }
+
+    class Model:
+        trunk = head = None
+        config = EncoderConfig(trunk="resnet18_w16", dim=8)
+
+    monkeypatch.setattr(ablation, "evaluate_rows", rows)
+    monkeypatch.setattr(ablation, "first_is_right", lambda *_: [])
+    monkeypatch.setattr(ablation, "SSCDModel", lambda *_: None)
+    encoder = SimpleNamespace(dim=8, config=Model.config, model=Model)
+    factory = SimpleNamespace(from_pretrained=lambda _: encoder)
+    monkeypatch.setattr(ablation, "Encoder", type("E", (), {"__new__": lambda *_: encoder}))
+    monkeypatch.setattr(ablation.Encoder, "from_pretrained", factory.from_pretrained, raising=False)
+    (found,) = ablation.measure("mixup", tmp_path, {"choose": choose, "report": disc})
+    assert found["transform"] == "centred" and found["micro_ap"] == 0.5
 
 
 def test_the_pooled_deviation_of_the_repeated_runs() -> None:
     def runs(*values: float) -> dict[int, list[ablation.Figures]]:
-        return {seed: [{"micro_ap_normalized": value}] for seed, value in enumerate(values)}
+        trunk = {"features": "trunk", "gem_p": 3.0, "micro_ap_normalized": 0.9}
+        projected = {"features": "projected", "gem_p": 3.0}
+        return {
+            seed: [{**projected, "micro_ap_normalized": value}, trunk]
+            for seed, value in enumerate(values)
+        }
 
     measured = {"linear": runs(0.1, 0.2, 0.3), "entropy": runs(0.4, 0.4, 0.4), "mixup": runs(0.5)}
     assert ablation.seed_deviation(measured) == pytest.approx((0.01 / 2) ** 0.5)
