@@ -16,7 +16,7 @@ import os
 import signal
 import statistics
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +138,12 @@ def measure(training: str, run: Path, sets: Mapping[str, DiscSet]) -> list[Figur
         model = SSCDModel(base.model.trunk, base.model.head, EncoderConfig.from_dict(plain))
         encoder = Encoder(model)
         evaluated = {name: evaluate_rows(encoder, disc, run) for name, disc in sets.items()}
-        choose, report = evaluated["choose"], evaluated["report"]
-        chosen = max(
-            (label for label in choose if label in report and label != SMALL),
-            key=lambda label: choose[label][1].summary.micro_ap,
-        )
+        micro_ap = {
+            name: {label: [row.summary.micro_ap for row in pair] for label, pair in rows.items()}
+            for name, rows in evaluated.items()
+        }
+        report = evaluated["report"]
+        chosen = choose_transform(micro_ap["choose"], report)
         plainly, normalized = report[chosen]
         small = report.get(SMALL)
         found.append(
@@ -160,16 +161,16 @@ def measure(training: str, run: Path, sets: Mapping[str, DiscSet]) -> list[Figur
                 "accuracy_at_1": plainly.summary.accuracy_at_1,
                 "mrr": plainly.summary.mrr,
                 "right": first_is_right(plainly, sets["report"]),
-                "all": {
-                    name: {
-                        label: [row.summary.micro_ap for row in rows]
-                        for label, rows in by_label.items()
-                    }
-                    for name, by_label in evaluated.items()
-                },
+                "all": micro_ap,
             }
         )
     return found
+
+
+def choose_transform(micro_ap: Mapping[str, Sequence[float]], available: Collection[str]) -> str:
+    """The transform of the largest µAP with score normalization; the reduced one is a column."""
+    names = (name for name in micro_ap if name in available and name != SMALL)
+    return max(names, key=lambda name: micro_ap[name][1])
 
 
 def evaluate_rows(encoder: Encoder, disc: DiscSet, run: Path) -> dict[str, list[Row]]:
