@@ -1,13 +1,11 @@
 """``Bank``: images in, verdicts out, on any index."""
 
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,28 +14,22 @@ from sscd_vec.adapters.matches import Metadata
 from sscd_vec.bank.decisions import Decision, Decisions, is_digest
 from sscd_vec.bank.location import FEATURES, BankError, Location
 from sscd_vec.bank.records import BankImage
-from sscd_vec.bank.results import Added, Answer, BankMatch, merge_looks
+from sscd_vec.bank.results import Added, Answer, BankMatch, Copies
 from sscd_vec.bank.settings import BankSettings
 from sscd_vec.bank.setup import Setup
 from sscd_vec.bank.storage import Storage, is_writable
 from sscd_vec.bank.views import crop_count
-from sscd_vec.files import ImageFile, PathLike, Unreadable, find_images
-from sscd_vec.normalize import Kind, Normalizer, Outside, UncalibratedError
-from sscd_vec.normalize.scales import PENALTY, SCALES, needs_larger_look
-from sscd_vec.progress import progress_bar
-from sscd_vec.shards import holds_descriptors
+from sscd_vec.files import ImageFile, PathLike
+from sscd_vec.normalize import Kind, Normalizer, UncalibratedError
 from sscd_vec.verify import is_available
 
 if TYPE_CHECKING:
-    from sscd_vec.bank.describe import Described, ImageEncoder, Source
-    from sscd_vec.bank.duplicates import Copies
+    from sscd_vec.bank.describe import ImageEncoder
+    from sscd_vec.bank.searching import Scales
     from sscd_vec.bank.second_stage import SecondStage
     from sscd_vec.encoder.images import ImageInput
 
 Float32 = NDArray[np.float32]
-Scales = Literal["auto", "one", "both"]
-SAVE_EVERY = 60.0  # seconds between commits of a long ``add``
-TILED_HITS = 8  # an image may own many of the nearest vectors: fetch enough to see k of them
 
 
 class Bank:
@@ -106,16 +98,17 @@ class Bank:
             if location is None
             else Location.parse(location, collection=collection, state=state)
         )
-        self.threshold, self._cache = threshold, cache
-        self._setup = Setup(self.location, model, device=device, trust=trust)
+        self.threshold, self.descriptor_cache = threshold, cache
+        self.setup = Setup(self.location, model, device=device, trust=trust)
         exists = self.location is not None and self.location.exists
         if self.location is not None:
             self.location.require_regular_files()
         if exists:
-            self._setup.read(tiles)
+            self.setup.read(tiles)
         else:
-            _require_free(self.location, create)
-            self._setup.make(normalizer, tiles or 1)
+            if self.location is not None:
+                self.location.require_free(create)
+            self.setup.make(normalizer, tiles or 1)
         if read_only is None:
             read_only = self.location is not None and not is_writable(self.location)
         self.storage = Storage(
@@ -162,35 +155,17 @@ class Bank:
             leave_out: A folder that is not entered where it lies below one of ``images``.
             show_progress: Whether to draw a progress bar; by default on a terminal.
         """
-        if metadata is not None and ids is None:
-            raise ValueError("metadata: expected only with ids, one for each image")
-        done = Added()
-        if ids is None:
-            images = self._add_described(images, done, show_progress)
-        sources = self._sources(images, ids, leave_out, done)
-        more = {} if metadata is None else dict(zip(ids or (), metadata, strict=True))
-        todo = [source for source in sources if not self._is_known(source)]
-        done.unchanged += len(sources) - len(todo)
-        replaced = [image.digest for one in todo if (image := self.get(one.id)) is not None]
-        pending: list[Described] = []
-        saved = time.monotonic()
-        try:
-            with progress_bar("adding", len(todo), show_progress) as bar:
-                for part in self._describe(todo, self.settings.tiles, self._cache):
-                    pending += part
-                    done.unreadable += [
-                        Unreadable(Path(one.source.id), one.reason) for one in part if one.reason
-                    ]
-                    bar.advance(len(part))
-                    if time.monotonic() - saved > SAVE_EVERY:
-                        done.added += self._store(pending, more, keep)
-                        pending, saved = [], time.monotonic()
-        finally:
-            done.added += self._store(pending, more, keep)  # also when interrupted
-        if self._keeps_features:
-            self.second_stage.forget(replaced)
-            self.second_stage.keep(sources, show_progress)
-        return done
+        from sscd_vec.bank.adding import add_images
+
+        return add_images(
+            self,
+            images,
+            ids,
+            metadata=metadata,
+            keep=keep,
+            leave_out=leave_out,
+            show_progress=show_progress,
+        )
 
     def remove(self, ids: str | Iterable[str]) -> int:
         """Remove images by id; ids that are not there are ignored.
@@ -207,7 +182,7 @@ class Bank:
         count = self.storage.remove(names)
         for path in kept:
             path.unlink(missing_ok=True)
-        if self._keeps_features:
+        if self.keeps_features:
             self.second_stage.forget([image.digest for image in images])
         return count
 
@@ -217,7 +192,7 @@ class Bank:
         Raises:
             BankError: Its reference side is another one: the vectors would have to be made anew.
         """
-        self.storage.index.normalizer = self._setup.replace_normalizer(normalizer)
+        self.storage.index.normalizer = self.setup.replace_normalizer(normalizer)
 
     def decide(self, first: str, second: str, is_copy: bool) -> None:
         """Remember whether two images are copies, whatever they score.
@@ -257,7 +232,7 @@ class Bank:
         k: int = 10,
         *,
         tiles: int = 1,
-        scales: Scales = "auto",
+        scales: "Scales" = "auto",
         verify: bool | int | None = None,
         threshold: float | None = None,
     ) -> list[BankMatch]:
@@ -298,7 +273,7 @@ class Bank:
         k: int = 10,
         *,
         tiles: int = 1,
-        scales: Scales = "auto",
+        scales: "Scales" = "auto",
         verify: bool | int | None = None,
         threshold: float | None = None,
         show_progress: bool | None = False,
@@ -315,30 +290,18 @@ class Bank:
             threshold: See ``search``.
             show_progress: Whether to draw a progress bar.
         """
-        from sscd_vec.bank.describe import Source
-        from sscd_vec.bank.parquet import search_files
+        from sscd_vec.bank.searching import search_images
 
-        if scales not in get_args(Scales):
-            raise ValueError(f"scales: expected one of {get_args(Scales)}, got {scales!r}")
-        if tiles > 1 or self.settings.tiles > 1:
-            scales = "one"  # the crops are a larger look already
-        problems: list[Unreadable] = []
-        if isinstance(images, str | os.PathLike) and holds_descriptors(images):
-            yield from search_files(self, [images], k)
-            return
-        if isinstance(images, str | os.PathLike):
-            sources = [Source.of_file(f) for f in find_images(images, problems.append)]
-        else:
-            sources = [Source.of_query(image, n) for n, image in enumerate(images)]
-        for problem in problems:
-            yield Answer(str(problem.path), [], problem.reason)
-        with progress_bar("searching", len(sources), show_progress) as bar:
-            for part in self._describe(sources, tiles, None):
-                looks = self.verify if verify is None else verify
-                matches = self._search(part, k, scales, looks, threshold)
-                for one, found in zip(part, matches, strict=True):
-                    yield Answer(one.source.id, self._decided(one.digest, found), one.reason)
-                bar.advance(len(part))
+        return search_images(
+            self,
+            images,
+            k,
+            tiles=tiles,
+            scales=scales,
+            verify=self.verify if verify is None else verify,
+            threshold=threshold,
+            show_progress=show_progress,
+        )
 
     def search_descriptors(
         self,
@@ -361,27 +324,11 @@ class Bank:
         Raises:
             BankError: The index was lost.
         """
-        if not queries:
-            return []
-        from sscd_vec.bank.judging import judge_hits
+        from sscd_vec.bank.searching import search_described
 
-        self.storage.refresh()
-        self._require_vectors()
-        many = k * TILED_HITS if self.settings.tiles > 1 else k
-        rows = np.concatenate(queries)
-        found = self.storage.index.search(rows, k=many)
-        outside = self.normalizer.outside(self.normalizer.whiten(rows))
-        least = self.threshold if threshold is None else threshold
-        answers, row = [], 0
-        for query, image in zip(queries, images or [None] * len(queries), strict=True):
-            views = slice(row, row + len(query))
-            row, known = views.stop, Outside(outside.flags[views], outside.shifts[views])
-            answers.append(
-                judge_hits(
-                    self, found[views], known, k, image=image, threshold=least, penalty=penalty
-                )
-            )
-        return answers
+        return search_described(
+            self, queries, k, images=images, threshold=threshold, penalty=penalty
+        )
 
     def duplicates(
         self,
@@ -394,7 +341,7 @@ class Bank:
         exhaustive: bool | None = None,
         memory: int = 1 << 30,
         show_progress: bool | None = None,
-    ) -> "Copies":
+    ) -> Copies:
         """Groups of copies among the bank's own images, and which one of each to keep.
 
         Args:
@@ -469,7 +416,7 @@ class Bank:
     @property
     def encoder(self) -> "ImageEncoder":
         """The model, loaded when first needed."""
-        return self._setup.encoder
+        return self.setup.encoder
 
     @cached_property
     def second_stage(self) -> "SecondStage":
@@ -485,18 +432,24 @@ class Bank:
     @property
     def normalizer(self) -> Normalizer:
         """Its normalizer; ``replace_normalizer`` changes the query side."""
-        return self._setup.normalizer
+        return self.setup.normalizer
 
     @property
     def settings(self) -> BankSettings:
         """What it was made with."""
-        return self._setup.settings
+        return self.setup.settings
 
     def may_show(self, path: Path) -> bool:
         """Whether a file lies in the bank or in a folder this user added images from."""
         real = path.resolve()
         roots = self.settings.root_folders
         return self._is_upload(path) or any(real.is_relative_to(root) for root in roots)
+
+    def shown_file(self, image: BankImage | None) -> ImageFile | None:
+        """The file of an image, if there is one that may be shown."""
+        if image is None or image.file is None or not self.may_show(image.file.path):
+            return None
+        return image.file
 
     def close(self) -> None:
         """Let go of files, connections and locks."""
@@ -527,159 +480,12 @@ class Bank:
 
     # ------------------------------------------------------------------ how it does it
 
-    def _sources(
-        self,
-        images: "PathLike | Iterable[Any]",
-        ids: Sequence[str] | None,
-        leave_out: Path | None,
-        done: Added,
-    ) -> "list[Source]":
-        from sscd_vec.bank.describe import Source, named_sources
-
-        if ids is None:
-            paths = _paths(images)
-            files = find_images(paths, done.unreadable.append, leave_out=leave_out)
-            self._setup.remember_roots(paths)
-            return [Source.of_file(file) for file in files]
-        return named_sources([images] if isinstance(images, str | os.PathLike) else images, ids)
-
-    def _add_described(
-        self, images: "PathLike | Iterable[Any]", done: Added, show_progress: bool | None
-    ) -> list[PathLike]:
-        """Add places that hold descriptors already; return the others."""
-        from sscd_vec.bank.parquet import add_files, split_places
-
-        rest, described = split_places(_paths(images))
-        if described:
-            add_files(self, described, done, save_every=SAVE_EVERY, show_progress=show_progress)
-        return rest
-
-    def _is_known(self, source: "Source") -> bool:
-        """Whether the bank has this image as it is now."""
-        from sscd_vec.bank.describe import digest_of
-
-        known = self.get(source.id)
-        if known is None or known.is_lost:
-            return False
-        if source.file is not None and known.file is not None:
-            return known.file == source.file
-        return known.digest == digest_of(source)
-
-    def _describe(
-        self, sources: "Sequence[Source]", tiles: int, cache: Path | None
-    ) -> "Iterator[list[Described]]":
-        if not sources:
-            return
-        from sscd_vec.bank.describe import describe, opened_cache
-
-        with opened_cache(cache, self.encoder, tiles) as known:
-            yield from describe(self.encoder, sources, tiles=tiles, cache=known)
-
     @property
-    def _keeps_features(self) -> bool:
+    def keeps_features(self) -> bool:
         """Whether local features of added images are kept; not where OpenCV is missing."""
         if self._local is not None or self.location is None:
             return bool(self._local)
         return (self.location.folder / FEATURES).exists() and is_available()
-
-    def _search(
-        self,
-        part: "Sequence[Described]",
-        k: int,
-        scales: Scales,
-        verify: bool | int,
-        least: float | None,
-    ) -> list[list[BankMatch]]:
-        """Matches of each image, verified if that is wanted."""
-        if verify:
-            limit = None if verify is True else int(verify)
-            return self.second_stage.search(part, k, limit, scales, least)
-        return self._look_larger(part, self._search_part(part, k, least), k, scales, least)
-
-    def _search_part(
-        self,
-        part: "Sequence[Described]",
-        k: int,
-        least: float | None,
-        penalty: float = 0.0,
-    ) -> list[list[BankMatch]]:
-        """Matches of each image; none for those that could not be read."""
-        ready = [one for one in part if one.descriptors is not None]
-        found = iter(
-            self.search_descriptors(
-                [one.rows for one in ready],
-                k,
-                images=[one.source.image for one in ready],
-                threshold=least,
-                penalty=penalty,
-            )
-        )
-        return [[] if one.descriptors is None else next(found) for one in part]
-
-    def _look_larger(
-        self,
-        part: "Sequence[Described]",
-        found: list[list[BankMatch]],
-        k: int,
-        scales: Scales,
-        least: float | None,
-    ) -> list[list[BankMatch]]:
-        """Add what a second look at twice the size finds, where one is wanted."""
-        from sscd_vec.bank.describe import describe
-
-        limit = self.threshold_of("search") if least is None else least
-
-        def is_open(matches: list[BankMatch]) -> bool:
-            if scales == "auto" and limit is not None and matches:
-                return needs_larger_look(matches[0].score, limit)
-            return scales == "both"
-
-        rows = [
-            row
-            for row, (one, matches) in enumerate(zip(part, found, strict=True))
-            if one.descriptors is not None and is_open(matches)
-        ]
-        looks = describe(self.encoder, [part[row].source for row in rows], scale=SCALES[1])
-        larger = [
-            matches for look in looks for matches in self._search_part(look, k, least, PENALTY)
-        ]
-        merged = list(found)
-        for row, matches in zip(rows, larger, strict=True):
-            merged[row] = merge_looks(found[row], matches, k)
-        return merged
-
-    def _store(
-        self,
-        described: "Sequence[Described]",
-        metadata: Mapping[str, Metadata | None],
-        keep: bool,
-    ) -> int:
-        from sscd_vec.bank.describe import keeping
-
-        uploads = self.location.uploads if keep and self.location is not None else None
-        ready = [one for one in described if one.descriptors is not None]
-        with keeping(ready, uploads, lambda source: self.get(source.id) is not None) as kept:
-            self.storage.write(
-                [
-                    BankImage(one.source.id, one.digest, len(one.rows), one.source.file)
-                    for one in kept
-                ],
-                [one.rows for one in kept],
-                [metadata.get(one.source.id) for one in kept] if metadata else None,
-            )
-        return len(ready)
-
-    def _decided(self, digest: str, matches: list[BankMatch]) -> list[BankMatch]:
-        """Matches with what a person decided about them and the query."""
-        decisions = self.storage.records.decisions(about=digest) if digest and matches else ()
-        if not decisions:
-            return matches
-        return [
-            match
-            if match.image is None
-            else replace(match, decision=decisions.about(digest, match.image.digest))
-            for match in matches
-        ]
 
     def _digest_of(self, name: str) -> str:
         known = self.get(name)
@@ -693,40 +499,3 @@ class Bank:
         if self.location is None:
             return False
         return path.resolve().is_relative_to(self.location.uploads)
-
-    def _require_vectors(self) -> None:
-        lost = self.storage.records.lost
-        if lost and not len(self.storage.index):
-            raise BankError(
-                f"{self}: its index is missing or empty, but {lost} images are on record; restore "
-                "the index from a copy, or add the images again"
-            )
-
-
-def _require_free(location: Location | None, create: bool) -> None:
-    """Refuse to make a bank where none was wanted, or where something else is."""
-    if location is None:
-        return
-    if not create:
-        raise BankError(
-            f"there is no bank at {location} ({location.folder} is missing); make one with "
-            f"`sscd-vec index IMAGES --to {location}` or Bank({str(location)!r}).add(images), or "
-            "name the folder that holds the rest of it (state=, --state)"
-        )
-    if location.backend == "faiss" and Path(location.index).exists():
-        raise BankError(
-            f"{location} exists but is not a bank ({location.folder} is missing); choose another "
-            "name, or search it with FaissIndex.open"
-        )
-    location.knock()
-
-
-def _paths(images: Any) -> list[PathLike]:  # noqa: ANN401 - checked here
-    """Paths the caller gave, one or many."""
-    given = [images] if isinstance(images, str | os.PathLike) else images
-    if isinstance(given, bytes | np.ndarray) or not isinstance(given, Iterable):
-        raise TypeError("images without a path need ids: bank.add([image], ids=['name'])")
-    paths = list(given)
-    if not all(isinstance(path, str | os.PathLike) for path in paths):
-        raise TypeError("images without a path need ids: bank.add(images, ids=[...])")
-    return paths

@@ -178,7 +178,7 @@ def describe(
     *,
     tiles: int = 1,
     scale: float = 1.0,
-    cache: "DescriptorCache | None" = None,
+    cache: Path | None = None,
 ) -> Iterator[list[Described]]:
     """Describe images part by part, in order.
 
@@ -187,26 +187,37 @@ def describe(
         sources: What to describe.
         tiles: Crops per side; 1 for whole images.
         scale: How large to look at whole images, in units of the model's own size.
-        cache: Looked into first for files, written to after every part.
+        cache: Folder of descriptors of known files: looked into first, written to after every
+            part.
     """
-    for start in range(0, len(sources), PART):
-        part = sources[start : start + PART]
-        known = [None if cache is None or s.file is None else cache.get(s.file) for s in part]
-        unknown = [source for source, value in zip(part, known, strict=True) if value is None]
-        fresh = iter(_encode(encoder, unknown, tiles, scale))
-        described = [
-            next(fresh) if value is None else Described(source, *value)
-            for source, value in zip(part, known, strict=True)
-        ]
-        if cache is not None:
-            cache.put(
-                [
-                    d
-                    for d, value in zip(described, known, strict=True)
-                    if value is None and d.source.file is not None and d.descriptors is not None
-                ]
-            )
-        yield described
+    with _opened_cache(cache, encoder, tiles) as known:
+        for start in range(0, len(sources), PART):
+            yield _describe_part(encoder, sources[start : start + PART], tiles, scale, known)
+
+
+def _describe_part(
+    encoder: ImageEncoder,
+    part: Sequence[Source],
+    tiles: int,
+    scale: float,
+    cache: "DescriptorCache | None",
+) -> list[Described]:
+    known = [None if cache is None or s.file is None else cache.get(s.file) for s in part]
+    unknown = [source for source, value in zip(part, known, strict=True) if value is None]
+    fresh = iter(_encode(encoder, unknown, tiles, scale))
+    described = [
+        next(fresh) if value is None else Described(source, *value)
+        for source, value in zip(part, known, strict=True)
+    ]
+    if cache is not None:
+        cache.put(
+            [
+                d
+                for d, value in zip(described, known, strict=True)
+                if value is None and d.source.file is not None and d.descriptors is not None
+            ]
+        )
+    return described
 
 
 def digest_of(source: Source) -> str:
@@ -346,7 +357,7 @@ class DescriptorCache:
 
 
 @contextmanager
-def opened_cache(
+def _opened_cache(
     folder: Path | None, encoder: ImageEncoder, tiles: int
 ) -> Iterator[DescriptorCache | None]:
     """The cache of an encoder and a tile layout in ``folder``; None without a folder."""

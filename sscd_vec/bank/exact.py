@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from sscd_vec.encoder.images import ImageError, ImageInput, load_pixels
 from sscd_vec.normalize import Proof
 
 Pixels = NDArray[np.uint8]
@@ -116,6 +117,30 @@ def compare(first: Pixels, second: Pixels) -> ExactCopy:
             return found
         best = min(best, found, key=lambda one: one.disagreement)
     return best
+
+
+class SecondLook:
+    """Compares the pixels of one image with others; each is decoded when first needed."""
+
+    def __init__(self, image: "ImageInput | None") -> None:
+        """Take the image; None if only its descriptor is at hand."""
+        self._image = image
+        self._pixels: Pixels | None = None
+
+    def __call__(self, other: "ImageInput | None") -> Proof | None:
+        """What the pixels say; None if one of the images is not at hand."""
+        if self._image is None or other is None:
+            return None
+        try:
+            if self._pixels is None:
+                self._pixels = _load(self._image)
+            return compare(self._pixels, _load(other)).proof
+        except ImageError as error:  # gone, or changed since it was added
+            return Proof(None, f"their pixels could not be compared: {error.reason}")
+
+
+def _load(image: ImageInput) -> Pixels:
+    return prepare(load_pixels(image, reduce_to=lambda height, width: (SIDE, SIDE)))
 
 
 def _colours_differ(first: Pixels, second: Pixels, warp: _Warp) -> bool:

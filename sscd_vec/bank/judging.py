@@ -5,7 +5,7 @@ little. Their pixels are compared instead (``exact``): a resaved, resized or lig
 is found, everything else stays *unsure*.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.bank.exact import SIDE, compare, prepare
-from sscd_vec.bank.groups import Pairs, connected
-from sscd_vec.bank.records import BankImage
+from sscd_vec.bank.exact import SecondLook
 from sscd_vec.bank.results import BankMatch
 from sscd_vec.bank.views import best_hits
-from sscd_vec.encoder.images import ImageError, ImageInput, Pixels, load_pixels
-from sscd_vec.normalize import Grade, Kind, Normalizer, Outside, Proof, Verdict
+from sscd_vec.encoder.images import ImageInput
+from sscd_vec.normalize import Grade, Kind, Normalizer, Outside, Verdict
 from sscd_vec.normalize.verdict import ALIKE
 
 if TYPE_CHECKING:
@@ -29,26 +27,6 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 SECOND_LOOKS = 3  # a copy of a document is the best match in 99 of 100 searches
-
-
-class SecondLook:
-    """Compares the pixels of one image with others; each is decoded when first needed."""
-
-    def __init__(self, image: "ImageInput | None") -> None:
-        """Take the image; None if only its descriptor is at hand."""
-        self._image = image
-        self._pixels: Pixels | None = None
-
-    def __call__(self, other: "ImageInput | None") -> Proof | None:
-        """What the pixels say; None if one of the images is not at hand."""
-        if self._image is None or other is None:
-            return None
-        try:
-            if self._pixels is None:
-                self._pixels = _prepared(self._image)
-            return compare(self._pixels, _prepared(other)).proof
-        except ImageError as error:  # gone, or changed since it was added
-            return Proof(None, f"their pixels could not be compared: {error.reason}")
 
 
 def judge_hits(
@@ -83,7 +61,7 @@ def judge_hits(
         if outside.flags[view] and (known is None or known.outside is not False):
             proof = None
             if looks and verdict.grade != "no":
-                proof, looks = second_look(_shown(bank, known)), looks - 1
+                proof, looks = second_look(bank.shown_file(known)), looks - 1
             verdict = judge(in_doubt=True, shift=float(outside.shifts[view]), proof=proof)
         matches.append(BankMatch(name, score, verdict, known, metadata.get(name)))
     return matches
@@ -142,48 +120,3 @@ def judge_pair(
         shift=float((biases + outside.shifts).max() - biases.max()),
         proof=SecondLook(images[0])(images[1]),
     )
-
-
-def same_pixels(
-    bank: "Bank",
-    images: Sequence[BankImage],
-    pairs: Pairs,
-    on_pairs: Callable[[int, int], None] | None = None,
-) -> NDArray[np.int64]:
-    """For each image a number that images with the same pixels share.
-
-    Args:
-        bank: Whose images.
-        images: All of them.
-        pairs: Those in question, strongest first. The best few of each image are compared.
-        on_pairs: Called with how many pairs are done, and how many there are.
-    """
-    digests: dict[str, int] = {}
-    same = [(digests.setdefault(i.digest, row), row) for row, i in enumerate(images) if i.digest]
-    looks = np.zeros(len(images), np.int64)
-    chosen = []
-    for a, b in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True):
-        if images[a].digest != images[b].digest and looks[[a, b]].min() < SECOND_LOOKS:
-            looks[[a, b]] += 1
-            chosen.append((a, b))
-    look, last = SecondLook(None), -1
-    for number, (a, b) in enumerate(sorted(chosen), 1):
-        if a != last:
-            look, last = SecondLook(_shown(bank, images[a])), a
-        found = look(_shown(bank, images[b]))
-        if found is not None and found.is_copy:
-            same.append((a, b))
-        if on_pairs is not None:
-            on_pairs(number, len(chosen))
-    return connected(len(images), same)
-
-
-def _shown(bank: "Bank", image: BankImage | None) -> "ImageInput | None":
-    """The file of a bank's image, if there is one that may be shown."""
-    if image is None or image.file is None or not bank.may_show(image.file.path):
-        return None
-    return image.file
-
-
-def _prepared(image: ImageInput) -> Pixels:
-    return prepare(load_pixels(image, reduce_to=lambda height, width: (SIDE, SIDE)))

@@ -116,6 +116,25 @@ class Location:
         if self.uploads.is_symlink():
             raise BankError(f"{self.uploads} is a link; make it a folder, or move the bank itself")
 
+    def require_free(self, create: bool) -> None:
+        """Refuse to make a bank where none was wanted, or where something else is.
+
+        Raises:
+            BankError: ``create`` is false, or another thing has this name.
+        """
+        if not create:
+            raise BankError(
+                f"there is no bank at {self} ({self.folder} is missing); make one with "
+                f"`sscd-vec index IMAGES --to {self}` or Bank({str(self)!r}).add(images), or "
+                "name the folder that holds the rest of it (state=, --state)"
+            )
+        if self.backend == "faiss" and Path(self.index).exists():
+            raise BankError(
+                f"{self} exists but is not a bank ({self.folder} is missing); choose another "
+                "name, or search it with FaissIndex.open"
+            )
+        self.knock()
+
     @property
     def is_lite(self) -> bool:
         """Whether the index is a Milvus Lite folder, which one process at a time can open."""

@@ -15,6 +15,7 @@ from sscd_vec.shards import DescriptorFiles, Float32, ShardRows, holds_descripto
 
 if TYPE_CHECKING:
     from sscd_vec.bank.bank import Bank
+    from sscd_vec.bank.setup import Setup
 
 MOST_PENDING = 131_072  # rows held before they are written: a quarter of a gigabyte
 
@@ -28,17 +29,17 @@ def split_places(places: Iterable[PathLike]) -> tuple[list[PathLike], list[PathL
     return images, described
 
 
-def open_files(bank: "Bank", places: Iterable[PathLike]) -> DescriptorFiles:
-    """The files, checked to be of the bank's encoder.
+def open_files(made_with: "Bank | Setup", places: Iterable[PathLike]) -> DescriptorFiles:
+    """The files, checked to be of the right encoder.
 
     Raises:
         ValueError: They are of another one, or damaged.
     """
-    files = DescriptorFiles(places, encoder=bank.settings.encoder or None)
-    if files.dim and files.dim != bank.normalizer.dim_in:
+    files = DescriptorFiles(places, encoder=made_with.settings.encoder or None)
+    expected = made_with.normalizer.dim_in
+    if files.dim and files.dim != expected:
         raise ValueError(
-            f"expected descriptors of {bank.normalizer.dim_in} numbers, as {bank} was made with, "
-            f"got {files.dim}"
+            f"expected descriptors of {expected} numbers, as {made_with} takes, got {files.dim}"
         )
     return files
 

@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import quote
 
 from sscd_vec.bank.decisions import FORMAT
-from sscd_vec.bank.duplicates import Copies, Copy, Heatmap
 from sscd_vec.bank.heat_grid import grid
+from sscd_vec.bank.results import Copies, Copy, Heatmap
 from sscd_vec.files import write_whole
 
 

@@ -1,8 +1,11 @@
-"""What a bank answers: matches, answers for many images, and what an ``add`` did."""
+"""What a bank answers: matches, what an ``add`` did, and groups of copies."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.bank.records import BankImage
@@ -10,7 +13,10 @@ from sscd_vec.files import Unreadable
 from sscd_vec.normalize import Grade, Verdict
 
 if TYPE_CHECKING:
+    from sscd_vec.bank.quality import InspectedImage
     from sscd_vec.verify import Evidence, Region
+
+Heatmap = NDArray[np.floating]  # (h, w), larger is more alike
 
 
 @dataclass(frozen=True)
@@ -84,21 +90,6 @@ class BankMatch:
         return None if self.image is None or self.image.file is None else self.image.file.path
 
 
-def merge_looks(first: list[BankMatch], larger: list[BankMatch], k: int) -> list[BankMatch]:
-    """The ``k`` best of two looks at one image, each match once.
-
-    Args:
-        first: Found at the model's own size.
-        larger: Found at another scale, with scores that have lost ``scales.PENALTY``.
-        k: At most so many.
-    """
-    best = {match.id: match for match in first}
-    for match in larger:
-        if match.id not in best or best[match.id].score < match.score:
-            best[match.id] = match
-    return sorted(best.values(), key=lambda match: (-match.score, match.id))[:k]
-
-
 @dataclass(frozen=True)
 class Answer:
     """What a search for one of many images found.
@@ -127,3 +118,88 @@ class Added:
     added: int = 0
     unchanged: int = 0
     unreadable: list[Unreadable] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A member of a group of copies.
+
+    Attributes:
+        image: What the bank knows about it.
+        score: Symmetric score with the one to keep; 1 for that one itself.
+        inspected: Its size, detail and thumbnail; None without a file.
+        heatmap: Which part of it matches the one to keep.
+        keep_heatmap: Which part of the one to keep it matches.
+        evidence: What geometry says, with the copy as the query and the one to keep as the
+            reference; None if the copies were not verified.
+        reason: What speaks against it, in words; '' if nothing does.
+        is_protected: Whether it stays where it is, whatever it is.
+        judged: What its score means in a bank of this size; None for the one to keep.
+    """
+
+    image: BankImage
+    score: float = 1.0
+    inspected: "InspectedImage | None" = None
+    heatmap: Heatmap | None = None
+    keep_heatmap: Heatmap | None = None
+    evidence: "Evidence | None" = None
+    reason: str = ""
+    is_protected: bool = False
+    judged: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class CopyGroup:
+    """Images that are copies of each other, or that only a person can tell apart.
+
+    Attributes:
+        keep: The one to keep.
+        copies: The others, most alike first.
+        related: Ids with a score: copies of one member that are not copies of the group.
+        reason: Why this is the one to keep.
+        leave_alone: Why no file of the group is moved or linked, such as that it is unsure which
+            one to keep; '' if they may be.
+        verdict: ``"copy"``, or ``"unsure"``: they look alike to the model and may all be different.
+    """
+
+    keep: Copy
+    copies: tuple[Copy, ...]
+    related: tuple[tuple[str, float], ...] = ()
+    reason: str = ""
+    leave_alone: str = ""
+    verdict: Grade = "copy"
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether copies may be moved away."""
+        return not self.leave_alone
+
+    @property
+    def members(self) -> tuple[Copy, ...]:
+        """All of them, the one to keep first."""
+        return (self.keep, *self.copies)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What a search for copies found.
+
+    Attributes:
+        groups: The groups of copies, largest first.
+        threshold: Least symmetric score of a copy.
+        scanned: Images compared.
+        pairs: Pairs of copies, in groups or not.
+        unreadable: Files that could be encoded earlier and cannot be read now.
+        recall: Share of the copies found, measured on a sample of images; 1 if every pair of
+            images was compared, None if the sample has no copies.
+        unsure: Groups of documents, screens or graphics that score like copies and cannot be told
+            from strangers of their kind. Nothing ever moves or links them.
+    """
+
+    groups: list[CopyGroup]
+    threshold: float
+    scanned: int
+    pairs: int
+    unreadable: list[Unreadable]
+    recall: float | None = 1.0
+    unsure: list[CopyGroup] = field(default_factory=list)

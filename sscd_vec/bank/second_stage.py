@@ -33,8 +33,10 @@ from sscd_vec.verify import Evidence, Features, FeatureStore, Verifier
 from sscd_vec.verify.features import load_cv2
 
 if TYPE_CHECKING:
-    from sscd_vec.bank.bank import Bank, Scales
+    from sscd_vec.bank.bank import Bank
     from sscd_vec.bank.describe import Described, Source
+    from sscd_vec.bank.pairs import Relate
+    from sscd_vec.bank.searching import Scales
     from sscd_vec.bank.setup import Setup
 
 Float32 = NDArray[np.float32]
@@ -273,6 +275,35 @@ def compare_images(setup: "Setup", first: Pixels, second: Pixels, score: float) 
     verifier = _load_verifier(setup.settings)
     ours, theirs = verifier.extract(first), verifier.extract(second)
     return verifier.compare(ours, theirs, score if _knows_scores(verifier, setup) else None)
+
+
+def file_comparison(setup: "Setup") -> "Relate":
+    """What compares two images by their files, in no bank; ``SecondStage.relate`` without one.
+
+    Raises:
+        ImportError: OpenCV is not installed; says how to install it.
+    """
+    load_cv2()
+    verifier = _load_verifier(setup.settings)
+    knows_scores, side = _knows_scores(verifier, setup), verifier.side
+
+    @lru_cache(REMEMBERED)
+    def features_of(file: ImageFile | None) -> Features | None:
+        if file is None:
+            return None
+        try:
+            pixels = load_pixels(file, reduce_to=lambda height, width: (side, side))
+        except ImageError:
+            return None
+        return verifier.extract(pixels).best(verifier.kept)
+
+    def relate(first: BankImage, second: BankImage, score: float | None) -> Evidence | None:
+        ours, theirs = features_of(first.file), features_of(second.file)
+        if ours is None or theirs is None:
+            return None
+        return verifier.compare(ours, theirs, score if knows_scores else None)
+
+    return relate
 
 
 def _load_verifier(settings: BankSettings) -> Verifier:

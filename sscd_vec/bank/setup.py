@@ -114,6 +114,10 @@ class Setup:
         self.normalizer.check_encoder(encoder)
         return encoder
 
+    def __str__(self) -> str:
+        """The model's name."""
+        return self.settings.model or "this encoder"
+
     def _load_encoder(self) -> "ImageEncoder":
         if self._given is not None:
             return self._given

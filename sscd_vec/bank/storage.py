@@ -158,6 +158,20 @@ class Storage:
         elif self.index.reload_if_changed():
             logger.info("%s changed on disk and was read again", self.location)
 
+    def require_vectors(self) -> None:
+        """Refuse to search an index that was lost.
+
+        Raises:
+            BankError: Images are on record and the index is empty.
+        """
+        lost = self.records.lost
+        if lost and not len(self.index):
+            place = "a bank in memory" if self.location is None else self.location
+            raise BankError(
+                f"{place}: its index is missing or empty, but {lost} images are on record; restore "
+                "the index from a copy, or add the images again"
+            )
+
     def close(self) -> None:
         """Let go of files, connections and locks."""
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sscd_vec.bank.duplicates import CopyGroup
+from sscd_vec.bank.results import CopyGroup
 
 
 @dataclass(frozen=True)

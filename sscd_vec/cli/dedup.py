@@ -30,7 +30,7 @@ from sscd_vec.cli.console import (
 from sscd_vec.files import Unreadable, printable_path, write_whole
 
 if TYPE_CHECKING:
-    from sscd_vec.bank.duplicates import Copies, Copy, CopyGroup
+    from sscd_vec.bank.results import Copies, Copy, CopyGroup
     from sscd_vec.bank.tidy import Tidied
 
 COLUMNS = (
@@ -111,43 +111,39 @@ def dedup(
         sscd-vec dedup ~/photos --move-to ~/copies --apply
         sscd-vec dedup ~/inbox --against ~/photos --move-to ~/known --apply
     """
-    from sscd_vec.bank import Bank
     from sscd_vec.bank.decisions import Decisions
-    from sscd_vec.bank.lineage import Rules
+    from sscd_vec.bank.duplicates import find_copies_in
     from sscd_vec.bank.report import write_report
+    from sscd_vec.bank.setup import Setup
 
-    Rules(prefer)  # a wrong one is found before the work
     _check_actions([*images, *(against or [])], move_to, hardlink)
     for target in (report, table):
         _check_writable(target)
     known = None if decisions is None else Decisions.load(decisions)
-    with Bank(
-        model=model,
-        normalizer=normalizer,
-        device=device,
+    setup = Setup(None, model, device=device)
+    setup.make(normalizer, tiles=1)
+    found = find_copies_in(
+        [*images, *(against or [])],
+        setup,
+        threshold,
+        prefer=prefer,
+        protect=against or (),
+        decisions=known,
+        leave_out=move_to,
         cache=descriptor_cache(cache),
+        heatmaps=heatmaps and report is not None,
         verify=verify,
-    ) as bank:
-        added = bank.add([*images, *(against or [])], leave_out=move_to)
-        if known is not None:
-            bank.add_decisions(known)
-        found = bank.duplicates(
-            threshold,
-            prefer=prefer,
-            protect=against or (),
-            heatmaps=heatmaps and report is not None,
-        )
-        name, fingerprint = Path(bank.settings.model).name, bank.normalizer.query_fingerprint
-    unreadable = [*added.unreadable, *found.unreadable]
+    )
+    unreadable = found.unreadable
     if report is not None:
         title = "Copies in " + ", ".join(printable_path(path.name or path) for path in images)
         write_report(
             report,
             found,
             unreadable=len(unreadable),
-            model=name,
+            model=Path(setup.settings.model).name,
             title=title,
-            normalizer=fingerprint,
+            normalizer=setup.normalizer.query_fingerprint,
         )
         say(f"report: {report}")
     if table is not None:

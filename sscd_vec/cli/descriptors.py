@@ -54,15 +54,12 @@ class ImageReader:
 
     def describe(self, files: Sequence[ImageFile], tiles: int = 1) -> "list[Described]":
         """Descriptors of the files that can be read, in order."""
-        from sscd_vec.bank.describe import Source, describe, opened_cache
+        from sscd_vec.bank.describe import Source, describe
 
         found: list[Described] = []
         sources = [Source.of_file(file) for file in files]
-        with (
-            opened_cache(self._cache, self.encoder, tiles) as known,
-            progress_bar("encoding", len(files)) as bar,
-        ):
-            for part in describe(self.encoder, sources, tiles=tiles, cache=known):
+        with progress_bar("encoding", len(files)) as bar:
+            for part in describe(self.encoder, sources, tiles=tiles, cache=self._cache):
                 found += [one for one in part if not one.reason]
                 self.unreadable += [
                     Unreadable(Path(one.source.id), one.reason) for one in part if one.reason

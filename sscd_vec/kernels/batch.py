@@ -187,9 +187,9 @@ def _check_unit(name: str, z: Tensor) -> None:
     if not _can_look(z):
         return
     length = torch.linalg.vector_norm(z.detach(), dim=1, dtype=_wide(z.dtype))
-    wrong = ~((length - 1).abs() <= UNIT_TOLERANCE)  # also catches NaN
-    if wrong.any():
-        row = int(wrong.int().argmax())
+    low, high = length.aminmax()
+    if not (1 - UNIT_TOLERANCE <= low and high <= 1 + UNIT_TOLERANCE):  # so it is for NaN
+        row = int(((length - 1).abs() <= UNIT_TOLERANCE).int().argmin())
         raise ValueError(
             f"{name} must have rows of unit length, row {row} has length {float(length[row]):.4g}; "
             "apply torch.nn.functional.normalize"

@@ -10,8 +10,7 @@ recomputation. Elementary products at N rows, in units of N^2 d multiply-adds: 1
 backward, against 1 and 2 of the N x N form.
 
 Mates come from sorting source ids: nearly all images of a batch are unmixed, so a row has a handful
-of mates, and sorting puts the rows of one source next to each other. A batch of one tile compares
-all pairs instead, which takes fewer operations.
+of mates, and sorting puts the rows of one source next to each other.
 """
 
 from collections.abc import Iterator
@@ -20,11 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sscd_vec.kernels import reference
 from sscd_vec.kernels.batch import GlobalBatch, Positives, Scan
 
 TILE = 2048  # rows and columns
-FEW_PAIRS = 1 << 20  # up to as many, comparing all pairs is faster than sorting
 PAIRS_AT_ONCE = 8192  # pairs whose two descriptors are gathered at a time
 
 
@@ -52,14 +49,7 @@ class ChunkedStep:
         self._b = self._a
         if not batch.whole:
             self._b = self._all_z.to(products).to(self._z.dtype) if rounded else self._all_z
-        n, columns = len(batch.sources), len(batch.all_sources)
-        self._pairs: tuple[Tensor, Tensor] | None = None
-        if max(n, columns) <= TILE and n * columns <= FEW_PAIRS:
-            mates = reference.mates(batch.sources, batch.all_sources)
-            row, mate = mates.nonzero(as_tuple=True)
-            self._pairs = row, mate
-        else:
-            self._runs = SourceRuns.of(batch.all_sources)
+        self._runs = SourceRuns.of(batch.all_sources)
 
     def scan(self, *, lse: bool, nearest: bool) -> Scan:
         """One pass over the similarity tiles for both losses.
@@ -184,7 +174,7 @@ class ChunkedStep:
 
     def _mates(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Pairs of a row, counted from the slice's start, and a mate of it in the global batch."""
-        return self._pairs or self._runs.pairs(self._batch.sources[rows])
+        return self._runs.pairs(self._batch.sources[rows])
 
     def _positive_pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of a local row and a positive of it in the global batch, a bounded number each."""

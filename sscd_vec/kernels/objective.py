@@ -3,13 +3,15 @@
 ``info_nce = (1/n) sum_i mean_{j in P_i} log(1 + e^{lse_i - s_ij})`` with ``lse_i`` the log-sum-exp
 of row i's negatives, and ``koleo = -(1/2n) sum_i log max(d2_i, 1e-6)`` with ``d2_i`` the squared
 distance to its nearest negative. An engine computes ``lse``, the neighbours and the gradients:
-``chunked`` in torch, ``tiled`` in Triton. What happens here is O(n).
+``chunked`` in torch, ``tiled`` in Triton. What happens here is O(n). Few rows on a CPU are left to
+``dense``.
 
 Operators (``torch.ops.sscd_vec``) are opaque to compilers, known to fake tensors, to autograd and
 to the FLOP counter.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -18,6 +20,7 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.utils.flop_counter import register_flop_formula
 
+from sscd_vec.kernels import dense
 from sscd_vec.kernels.batch import GlobalBatch, NearestNegative, Positives, Scan, SSCDLoss
 from sscd_vec.kernels.chunked import ChunkedStep
 from sscd_vec.kernels.reference import CLAMP
@@ -117,7 +120,10 @@ def _nearest(
 ) -> tuple[Tensor, Tensor]:
     """(n,) distances and (n,) rows of the nearest negatives: inf and -1 without any."""
     with _full_precision(z):
-        step = _step(_batch(z, all_z, sources, all_sources, row_offset), 1.0, z.dtype)
+        batch = _batch(z, all_z, sources, all_sources, row_offset)
+        if _is_few(z, all_z, z.dtype):
+            return dense.nearest(batch)
+        step = _step(batch, 1.0, z.dtype)
         index = _found(step.scan(lse=False, nearest=True).index)
         distance = step.squared_distance(index).sqrt_()
         return distance.masked_fill_(index < 0, float("inf")), index
@@ -149,10 +155,14 @@ def _losses(
     """InfoNCE, KoLeo, mean positive cosine, mean nearest-negative cosine; and what backward needs.
 
     A loss that is not asked for is 0 and costs nothing. Backward needs (5, n) lse, pull and count
-    of the positives, cosine and slope of the neighbours; (n,) the neighbours; the engine's own.
+    of the positives, cosine and slope of the neighbours (of few rows (1, n) slopes); (n,) the
+    neighbours; the engine's own.
     """
     with _full_precision(z):
-        step = _step(_batch(z, all_z, sources, all_sources, row_offset), tau, products)
+        batch = _batch(z, all_z, sources, all_sources, row_offset)
+        if _is_few(z, all_z, products):
+            return dense.losses(batch, tau, contrast=contrast, spread=spread)
+        step = _step(batch, tau, products)
         found = step.scan(lse=contrast, nearest=spread)
         info, spread_loss, similarity, near = (found.similarity.new_zeros(()) for _ in range(4))
         nothing = found.similarity.new_zeros(len(z))
@@ -189,10 +199,13 @@ def _(
     spread: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     n, everyone = len(z), sources if all_sources is None else all_sources
-    kept = 2 * len(everyone) if row_offset is not None and _on_triton(z) else 0
     info, spread_loss, similarity, near = (z.new_empty((), dtype=_wide(z)) for _ in range(4))
-    rows, index = z.new_empty(5, n, dtype=_wide(z)), z.new_empty(n, dtype=torch.int64)
-    saved = z.new_empty(3, kept, dtype=torch.int32)
+    index = z.new_empty(n, dtype=torch.int64)
+    if _is_few(z, all_z, products):
+        rows, saved = (z.new_empty(m, k, dtype=_wide(z)) for m, k in ((1, n), (n, len(everyone))))
+    else:
+        kept = 2 * len(everyone) if row_offset is not None and _on_triton(z) else 0
+        rows, saved = z.new_empty(5, n, dtype=_wide(z)), z.new_empty(3, kept, dtype=torch.int32)
     return info, spread_loss, similarity, near, rows, index, saved
 
 
@@ -213,9 +226,12 @@ def _losses_backward(
     to_all: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients by z and, if ``to_all``, by all_z (else empty); a slope of None is 0."""
-    lse, pull, count, similarity, slope = rows
     with _full_precision(z):
         batch = _batch(z, all_z, sources, all_sources, row_offset)
+        if _is_few(z, all_z, products):
+            kept = (batch, rows, index, saved)
+            return dense.gradient(info_slope, koleo_slope, *kept, to_all=to_all)
+        lse, pull, count, similarity, slope = rows
         step = _step(batch, tau, products, saved)
         dz = torch.zeros(z.shape, dtype=rows.dtype, device=z.device)
         dall = dz if batch.whole else None
@@ -310,6 +326,10 @@ def _step(
     return TiledStep(batch, tau, products, saved)
 
 
+def _is_few(z: Tensor, all_z: Tensor | None, products: torch.dtype) -> bool:
+    return dense.takes(z, all_z, products) and not _on_triton(z)
+
+
 def _on_triton(z: Tensor) -> bool:
     return runs_on_triton(z) and z.shape[1] <= TRITON_DIMENSION
 
@@ -335,8 +355,10 @@ def _batch(
     return GlobalBatch(z, sources, all_z, all_sources, row_offset, whole=False)
 
 
-def _full_precision(z: Tensor) -> torch.autocast:
+def _full_precision(z: Tensor) -> AbstractContextManager[object]:
     """No autocast inside: 1/tau would multiply the error of a half-precision product by 20."""
+    if not torch.is_autocast_enabled(z.device.type):
+        return nullcontext()
     return torch.autocast(z.device.type, enabled=False)
 
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sscd_vec.app.engine import Engine
-from sscd_vec.bank.duplicates import Copies, Copy, CopyGroup
 from sscd_vec.bank.lineage import choose_original
 from sscd_vec.bank.quality import inspect_image
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.report import write_report
+from sscd_vec.bank.results import Copies, Copy, CopyGroup
 from sscd_vec.cli.pictures import EDITS, draw
 from sscd_vec.files import find_images
 from tests.app.running import Running

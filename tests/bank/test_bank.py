@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from sscd_vec.bank import Bank, BankError, BankMatch
-from sscd_vec.bank.results import merge_looks
+from sscd_vec.bank.searching import merge_looks
 from sscd_vec.encoder.images import ImageError
 from sscd_vec.files import find_images
 from sscd_vec.normalize import Normalizer

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from sscd_vec.bank import Bank
-from sscd_vec.bank.judging import SecondLook, judge_pair
+from sscd_vec.bank.exact import SecondLook
+from sscd_vec.bank.judging import judge_pair
 from sscd_vec.bank.tidy import link_copies, move_copies
 from sscd_vec.normalize import Domain, Normalizer
 from tests.bank.conftest import COPY, COUNT, OpenBank

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sscd_vec.bank.duplicates import Copies, Copy, CopyGroup, Heatmap
 from sscd_vec.bank.quality import InspectedImage
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.report import write_report
+from sscd_vec.bank.results import Copies, Copy, CopyGroup, Heatmap
 from sscd_vec.files import ImageFile
 from sscd_vec.verify import Verifier
 from tests.verify.scenes import crop, scene

@@ -9,8 +9,8 @@ from PIL import Image
 
 from sscd_vec import models
 from sscd_vec.bank import Bank
-from sscd_vec.bank.duplicates import ABOVE
 from sscd_vec.bank.location import FEATURES
+from sscd_vec.bank.pairs import ABOVE
 from sscd_vec.encoder import Encoder
 from sscd_vec.normalize import Normalizer
 from sscd_vec.verify import FeatureStore, Verifier, Weights, features

@@ -1,4 +1,4 @@
-"""The losses on a CPU: chunked torch against the definitions."""
+"""The losses on a CPU, in tiles and of few rows at once, against the definitions."""
 
 import subprocess
 import sys
@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.profiler import profile
 
-from sscd_vec.kernels import chunked, info_nce, koleo, nearest_negative, reference, sscd_loss
+from sscd_vec.kernels import chunked, dense, info_nce, koleo, nearest_negative, reference, sscd_loss
+from sscd_vec.kernels.batch import Scan
 from tests.kernels.cases import (
     CASES,
     GRADIENT_TOLERANCE,
@@ -32,11 +33,13 @@ TAU = 0.05
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tiles that do not divide the batches: every batch has several, and a last short one."""
-    monkeypatch.setattr(chunked, "TILE", 24)
-    yield
+@pytest.fixture(autouse=True, params=["tiles", "few rows"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Both paths; tiles do not divide the batches: each has several, and a last short one."""
+    if request.param == "tiles":
+        monkeypatch.setattr(chunked, "TILE", 24)
+        monkeypatch.setattr(dense, "FEW_PAIRS", 0)
+    yield request.param
 
 
 def ours(case: Case) -> dict[str, Loss]:
@@ -183,7 +186,8 @@ def test_a_second_derivative_is_refused() -> None:
         torch.autograd.backward(gradient.square().sum())
 
 
-def test_no_matrix_of_all_pairs_is_ever_made() -> None:
+@pytest.mark.parametrize("engine", ["tiles"], indirect=True)
+def test_no_matrix_of_all_pairs_is_ever_made(engine: str) -> None:
     n = 600
     z = descriptors(n, 8).float().requires_grad_()
     with profile(profile_memory=True) as recorded:
@@ -192,7 +196,40 @@ def test_no_matrix_of_all_pairs_is_ever_made() -> None:
     assert 0 < largest < n * n * z.itemsize / 40
 
 
-def test_works_without_triton() -> None:
+def test_few_rows_are_multiplied_at_once_and_many_in_tiles(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    true = chunked.ChunkedStep.scan
+
+    def recorded(step: chunked.ChunkedStep, *, lse: bool, nearest: bool) -> Scan:
+        used.append(1)
+        return true(step, lse=lse, nearest=nearest)
+
+    monkeypatch.setattr(chunked.ChunkedStep, "scan", recorded)
+    sscd_loss(descriptors(40, 8), views(40))
+    nearest_negative(descriptors(40, 8), views(40))
+    assert len(used) == (2 if engine == "tiles" else 0)
+    sscd_loss(descriptors(40, 8).float(), views(40), products=torch.bfloat16)
+    sscd_loss(descriptors(1030, 2), views(1030))
+    assert len(used) == (4 if engine == "tiles" else 2)
+
+
+# torch's own check looks at the gradients of its copies, and warns itself.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("name", ["d=17", "local slice"])
+def test_torch_knows_the_operators(name: str) -> None:
+    """Schema, fake tensors, autograd and AOT dispatch of this path, by torch's own check."""
+    case = CASES[name]
+    rows = case.arguments(case.z.float())
+    everyone = None if case.whole else rows["all_z"].clone()
+    arguments = (rows["z"].clone().requires_grad_(), everyone, rows["sources"].clone())
+    settings = (rows.get("all_sources"), case.start, TAU, torch.float32, True, True)
+    torch.library.opcheck(torch.ops.sscd_vec.losses.default, (*arguments, *settings))
+
+
+@pytest.mark.parametrize("engine", ["few rows"], indirect=True)
+def test_works_without_triton(engine: str) -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch; from sscd_vec import kernels\n"
