@@ -347,10 +347,13 @@ class Index(ABC):
         """Values of the metric as scores."""
         if not len(found.ids):
             return found
+        metric = self.metric
         if self._plain:
-            scores = plain.similarities(found.scores, self.metric) - bias[found.queries]
+            scores = plain.similarities(found.scores, metric) - bias[found.queries]
+        elif metric == "ip":  # the inner product of lifted vectors is the score
+            return found
         else:
-            scores = rules.lift.from_metric(found.scores, self.metric)
+            scores = rules.lift.from_metric(found.scores, metric)
         return replace(found, scores=scores.astype(np.float32))
 
 

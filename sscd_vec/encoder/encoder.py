@@ -316,7 +316,9 @@ class Encoder:
         self, items: Iterable[ImageInput], options: Options, device: str | torch.device | None
     ) -> Iterator[Encoded]:
         where = self.device if device is None else torch.device(device)
-        config = self.config.replace(size=max(1, round(options.scale * self.config.size)))
+        config = self.config
+        if options.scale != 1:
+            config = config.replace(size=max(1, round(options.scale * config.size)))
         load = self._isolated().load_pixels if options.isolate else load_pixels
         return pipeline.describe(
             items,
