@@ -234,7 +234,9 @@ class Encoder:
             batch_size, workers, min(_CHUNK, batch_size), on_error, decode, isolate, scale
         )
         stream = self._stream(items, options, device)
-        for part in stream if total == 1 else pipeline.watched(stream, total, show_progress):
+        if total != 1 and show_progress is not False:
+            stream = pipeline.watched(stream, total, show_progress)
+        for part in stream:
             if rows is None:
                 parts.append(part)
             else:
