@@ -1,7 +1,7 @@
 """``Index``: what every index does. A backend only stores rows and compares vectors.
 
 An index stores *lifted* vectors, from which any metric gives the score (see ``normalize.lift``); an
-adopted one the *plain* descriptors that somebody else put there (see ``plain``).
+adopted one the *plain* descriptors that someone else put there (see ``plain``).
 """
 
 from abc import ABC, abstractmethod
@@ -208,7 +208,7 @@ class Index(ABC):
 
         Args:
             descriptors: ``(n, dim_in)`` queries.
-            k: At most so many per query.
+            k: At most this many per query.
             threshold: Only scores of at least this; ``"calibrated"`` takes the normalizer's.
             filter: Milvus expression over metadata, e.g. ``'year > 2020 and label == "cat"'``;
                 FAISS has no filters.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
 MOST_COMPARED = 50_000  # images of which every pair is compared; more go through lists
-LEAST_RECALL = 0.99  # measured on a sample, before somebody is warned
+LEAST_RECALL = 0.99  # measured on a sample, before someone is warned
 
 logger = logging.getLogger(__name__)
 

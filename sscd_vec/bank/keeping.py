@@ -152,7 +152,7 @@ def _with_verdicts(group: CopyGroup, scored: Scored, tools: Tools) -> CopyGroup:
             proof=Proof(True, "the same pixels everywhere") if both and not is_unsure else None,
         )
         if judged.grade != group.verdict:  # its score with other members made it one of them
-            judged = replace(judged, grade=group.verdict, reason="alike to others of its group")
+            judged = replace(judged, grade=group.verdict, reason="similar to others of its group")
         copies.append(replace(copy, judged=judged))
     return replace(group, copies=tuple(copies))
 

@@ -209,8 +209,8 @@ class Encoder:
                 what the model needs; ``exact`` decodes every pixel.
             isolate: Decode files in child processes that are killed after 30 seconds or beyond 1
                 GiB, for images that strangers send; see ``sscd_vec.encoder.isolation``.
-            scale: Resize to so many times the model's own size. A query at 2 finds copies that fill
-                a part of it only, at four times the cost; see ``sscd_vec.normalize.scales``.
+            scale: Resize to this many times the model's own size. A query at 2 finds copies that
+                fill only a part of it, at four times the cost; see ``sscd_vec.normalize.scales``.
             device: Where to run, this time.
 
         Returns:

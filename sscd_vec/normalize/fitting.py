@@ -141,7 +141,7 @@ def fit_whitening(
             _log.warning(
                 "%d rows are too few to fit a whitening of %d dimensions, which takes %d: the "
                 "shipped whitening stays, the bias comes from these rows. whitening='whiten' "
-                "fits on them all the same",
+                "fits on them anyway",
                 moments.count,
                 moments.dim,
                 ROWS_PER_DIMENSION * moments.dim,

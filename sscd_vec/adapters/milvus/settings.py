@@ -154,7 +154,7 @@ class Settings:
         id_field: str,
         vector_field: str,
     ) -> "Settings":
-        """The settings of somebody else's collection of plain descriptors.
+        """The settings of someone else's collection of plain descriptors.
 
         Raises:
             ForeignCollection: If its fields are of other types, or its metric gives no scores.
