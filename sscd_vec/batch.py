@@ -169,7 +169,7 @@ class SearchBank(_Callable):
     Args:
         bank: Location of a bank, or a ``Bank``.
         column: Where the descriptors are.
-        k: At most so many matches each.
+        k: At most this many matches each.
         options: Of ``Bank``, such as ``threshold``, ``normalizer`` or ``token``.
     """
 

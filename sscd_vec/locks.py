@@ -43,7 +43,7 @@ def locked(
         purpose: What the holder does, for the message others get.
 
     Raises:
-        LockHeldError: Somebody else holds it, and the wait is over.
+        LockHeldError: Someone else holds it, and the wait is over.
     """
     place = Path(path)
     if sys.platform == "win32":  # no flock: one exclusive lock file instead

@@ -1,7 +1,7 @@
 """``Index``: what every index does. A backend only stores rows and compares vectors.
 
 An index stores *lifted* vectors, from which any metric gives the score (see ``normalize.lift``); an
-adopted one the *plain* descriptors that somebody else put there (see ``plain``).
+adopted one the *plain* descriptors that someone else put there (see ``plain``).
 """
 
 from abc import ABC, abstractmethod
@@ -208,7 +208,7 @@ class Index(ABC):
 
         Args:
             descriptors: ``(n, dim_in)`` queries.
-            k: At most so many per query.
+            k: At most this many per query.
             threshold: Only scores of at least this; ``"calibrated"`` takes the normalizer's.
             filter: Milvus expression over metadata, e.g. ``'year > 2020 and label == "cat"'``;
                 FAISS has no filters.
@@ -347,10 +347,13 @@ class Index(ABC):
         """Values of the metric as scores."""
         if not len(found.ids):
             return found
+        metric = self.metric
         if self._plain:
-            scores = plain.similarities(found.scores, self.metric) - bias[found.queries]
+            scores = plain.similarities(found.scores, metric) - bias[found.queries]
+        elif metric == "ip":  # the inner product of lifted vectors is the score
+            return found
         else:
-            scores = rules.lift.from_metric(found.scores, self.metric)
+            scores = rules.lift.from_metric(found.scores, metric)
         return replace(found, scores=scores.astype(np.float32))
 
 

@@ -38,7 +38,7 @@ def by_faiss(normalizer: Normalizer, *, alone: bool = False) -> Normalizer:
     """The same normalizer, its products made by FAISS: equal vectors, up to rounding.
 
     Args:
-        normalizer: Products that somebody has set already stay.
+        normalizer: Products that someone has set already stay.
         alone: Let one thread make them, but for searches of the background by many queries.
     """
     matmul, search = normalizer.matmul, normalizer.search
@@ -192,7 +192,7 @@ def by_product(queries: int, dim: int) -> Iterator[None]:
     """Within the block, FAISS compares so many queries by a matrix product if that is faster.
 
     Then only one Python thread is inside at a time: callers of FAISS's BLAS wait for each other by
-    spinning. FAISS's threshold is lowered meanwhile, unless somebody has set it to something else,
+    spinning. FAISS's threshold is lowered meanwhile, unless someone has set it to something else,
     or it counts in another unit, as before FAISS 1.15.
     """
     enough = PER_THREAD * faiss.omp_get_max_threads()

@@ -58,8 +58,8 @@ class Bank:
         create: Whether to make a bank that does not exist.
         read_only: Write nothing; the default where the storage cannot be written to. A FAISS file
             is mapped then: it opens at once and processes share its pages.
-        trust: Accept a bank somebody else made: load the model it names, show the files it names.
-        wait: For another writer: True waits, False raises, a number waits so many seconds.
+        trust: Accept a bank someone else made: load the model it names, show the files it names.
+        wait: For another writer: True waits, False raises, a number waits that many seconds.
         verify: Whether searches confirm candidates by geometry (extra ``verify``); a number is how
             many candidates of a query to look at, 20 by default.
         local: Whether to keep local features of added images beside the bank, 70 kB each, so that
@@ -68,7 +68,7 @@ class Bank:
     Raises:
         ImportError: ``verify`` or ``local`` needs OpenCV, which is not installed.
         BankError: There is no bank and ``create`` is false, it is damaged, or it was made with
-            something else than what was asked for.
+            something other than what was asked for.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Bank:
     ) -> Added:
         """Add images: new ones, and those that changed. When it returns they are safe.
 
-        Interrupted, it keeps what it has encoded; run again, it goes on from there.
+        If interrupted, it keeps what it has encoded; run it again to continue.
 
         Args:
             images: Without ``ids``: files, folders, tars, lists of paths, and Parquet files of
@@ -190,7 +190,7 @@ class Bank:
         """Use another query side (background, β, thresholds) from now on; vectors stay.
 
         Raises:
-            BankError: Its reference side is another one: the vectors would have to be made anew.
+            BankError: Its reference side is another one: the vectors would have to be made again.
         """
         self.storage.index.normalizer = self.setup.replace_normalizer(normalizer)
 
@@ -240,7 +240,7 @@ class Bank:
 
         Args:
             image: Anything the encoder takes.
-            k: At most so many matches.
+            k: At most this many matches.
             tiles: Also look for overlapping crops of the image, 1/``tiles`` of each side: finds
                 images pasted into it, at ten times the cost for 2.
             scales: Whether to look at the image twice as large too, where a copy inside a collage
@@ -283,7 +283,7 @@ class Bank:
         Args:
             images: A folder, tar or list of paths, a Parquet file of descriptors or a folder of
                 them, or an iterable of images.
-            k: At most so many matches each.
+            k: At most this many matches each.
             tiles: See ``search``.
             scales: See ``search``.
             verify: See ``search``.
@@ -316,7 +316,7 @@ class Bank:
 
         Args:
             queries: The descriptors.
-            k: At most so many matches each.
+            k: At most this many matches each.
             images: The images themselves, so that pixels can decide where scores cannot.
             threshold: Least score of a copy, instead of the bank's.
             penalty: What every score loses.
@@ -380,7 +380,7 @@ class Bank:
         return "tiled" if tiles > 1 or self.settings.tiles > 1 else "search"
 
     def compared_views(self, views: int) -> int | None:
-        """Comparisons of views per image if the query has so many; None for whole images."""
+        """Comparisons of views per image if the query has that many; None for whole images."""
         if self.score_kind(views) == "search":
             return None
         return views * crop_count(self.settings.tiles)

@@ -27,8 +27,8 @@ Mask = NDArray[np.bool_]
 
 SAME_SCALE = 0.02  # parts by which two scales may differ by rounding
 LEAST_STRIP = 0.025  # of the side: less outside the common part is inaccuracy
-FLAT, FLAT_LEVELS = 0.4, 5.0  # part of a margin that is of one colour, within so many levels
-EDGE, EDGE_LEVELS = 3.0, 4.0  # times the usual change, and more by so many levels: an edge
+FLAT, FLAT_LEVELS = 0.4, 5.0  # part of a margin that is of one colour, within this many levels
+EDGE, EDGE_LEVELS = 3.0, 4.0  # times the usual change, and more by this many levels: an edge
 DIFFERENT = 24.0  # grey levels
 LEAST_DIFFERENCE = 0.004  # of the common part
 OUTLINED = 1.35  # times the gradient of the other one, along the outline of what differs

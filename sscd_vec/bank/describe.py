@@ -1,7 +1,7 @@
 """From images to descriptors, many at a time: known files from the cache, the others encoded.
 
 The cache is one SQLite file per encoder fingerprint (and tile layout), keyed by path, size and
-time of change. Every part is committed as it is encoded, so an interrupted run goes on where it
+time of change. Every part is committed as it is encoded, so an interrupted run continues where it
 stopped. Files that could not be read are not remembered: a permission or a plugin may come without
 the file changing.
 """
@@ -36,7 +36,7 @@ Float32 = NDArray[np.float32]
 FORMAT = 3
 KEPT_SIDE, KEPT_QUALITY = 1600, 90  # of the JPEGs a bank keeps of images without a file
 PART = 64  # images encoded, kept and handed on at a time
-TILED_SIDE = 4  # crops need pixels: images are decoded at up to so many times the model's size
+TILED_SIDE = 4  # crops need pixels: images are decoded at up to this many times the model's size
 
 
 class ImageEncoder(Protocol):
@@ -308,7 +308,7 @@ class DescriptorCache:
         self._db = sqlite3.connect(path, timeout=30, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=WAL")
         if self._db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
-            self._db.execute("DROP TABLE IF EXISTS descriptors")  # of another format: made anew
+            self._db.execute("DROP TABLE IF EXISTS descriptors")  # of another format: made again
         self._db.execute(
             "CREATE TABLE IF NOT EXISTS descriptors (file BLOB PRIMARY KEY, size INTEGER, "
             "modified INTEGER, vectors BLOB, dim INTEGER, digest TEXT) WITHOUT ROWID"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sscd_vec.bank import groups, join
 from sscd_vec.bank.decisions import Decisions
 from sscd_vec.bank.describe import Source, describe
-from sscd_vec.bank.keeping import build_groups, build_unsure
+from sscd_vec.bank.keeping import build_groups
 from sscd_vec.bank.lineage import Rules
 from sscd_vec.bank.pairs import BELOW, Scored, Tools, settle
 from sscd_vec.bank.parquet import open_files, split_places
@@ -29,6 +29,7 @@ from sscd_vec.bank.results import Copies
 from sscd_vec.bank.views import image_of
 from sscd_vec.files import ImageFile, PathLike, Unreadable, find_images
 from sscd_vec.progress import ProgressBar, progress_bar
+from sscd_vec.shards import DescriptorFiles, ShardRows
 
 if TYPE_CHECKING:
     from sscd_vec.bank.bank import Bank
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 Float32 = NDArray[np.float32]
 T = TypeVar("T")
 MOST_COMPARED = 50_000  # images of which every pair is compared; more go through lists
-LEAST_RECALL = 0.99  # measured on a sample, before somebody is warned
+LEAST_RECALL = 0.99  # measured on a sample, before someone is warned
 
 logger = logging.getLogger(__name__)
 
@@ -85,11 +86,13 @@ def find_copies_in(
     encoder = (lambda: setup.encoder) if heatmaps else None
     tools = Tools(setup.normalizer, lambda image: image.file, relate, encoder)
     unreadable: list[Unreadable] = []
-    images, described = split_places(places)
+    images, shards = split_places(places)
+    described = open_files(setup, shards) if shards else None
     files = find_images(images, unreadable.append, leave_out=leave_out)
+    count = len(files) + (0 if described is None else described.rows)
     with progress_bar("encoding", len(files), show_progress) as bar:
         parts = _described(setup, files, described, cache, unreadable, bar)
-        with _kept_rows(parts, len(files), setup.normalizer.dim, lambda i: i.id) as (found, rows):
+        with _kept_rows(parts, count, setup.normalizer.dim, lambda i: i.id) as (found, rows):
             copies = _find(found, rows, tools, threshold, rules, known, bar=bar)
     return replace(copies, unreadable=[*unreadable, *copies.unreadable])
 
@@ -145,9 +148,7 @@ def _find(
     )
     alike = groups.components(settled.unsure, len(images))
     bar.update(0, len(found) + len(alike), title="inspecting groups")
-    unreadable: list[Unreadable] = []
-    built = build_groups(found, scored, tools, rules, unreadable, bar)
-    unsure = build_unsure(alike, scored, tools, unreadable, bar)
+    built, unsure, unreadable = build_groups(found, alike, scored, tools, rules, bar)
     count, total = len(images), len(settled.copies)
     return Copies(built, scored.threshold, count, total, unreadable, recall, unsure)
 
@@ -196,47 +197,50 @@ def scored_decisions(bank: "Bank") -> Decisions:
 def _described(
     setup: "Setup",
     files: Sequence[ImageFile],
-    described: Sequence[PathLike],
+    described: DescriptorFiles | None,
     cache: Path | None,
     unreadable: list[Unreadable],
     bar: ProgressBar,
 ) -> Iterator[tuple[list[BankImage], Float32]]:
     """Images and their whitened descriptors: those of Parquet files, then those of images."""
-    left = {file.id: file for file in files}
-    if described:
-        for part in open_files(setup, described).parts():
+    sources = [Source.of_file(file) for file in files]
+    if described is not None:
+        left, known = {source.id: source for source in sources}, set[str]()
+        for rows in described.parts():
             unreadable += [
                 Unreadable(Path(str(name)), error)
-                for name, error in zip(part.ids, part.errors, strict=True)
+                for name, error in zip(rows.ids, rows.errors, strict=True)
                 if error
             ]
-            good = part.readable()
-            # Of a file that is here too and has changed since, only the file counts.
-            fresh = [
-                row
-                for row, (name, file) in enumerate(zip(good.ids, good.files, strict=True))
-                if left.get(str(name), file) == file
-            ]
-            digests = [hashlib.sha256(good.descriptors[row].tobytes()).hexdigest() for row in fresh]
-            found = [
-                BankImage(str(good.ids[row]), digest, 1, good.files[row])
-                for row, digest in zip(fresh, digests, strict=True)
-            ]
-            for image in found:
-                left.pop(image.id, None)
-            if found:
-                yield found, setup.normalizer.whiten(good.descriptors[fresh])
-    if not left:
+            images, descriptors = _unknown(rows.readable(), left, known)
+            if images:
+                yield images, setup.normalizer.whiten(descriptors)
+        sources = list(left.values())
+    if not sources:
         return
-    for described_part in describe(
-        setup.encoder, [Source.of_file(file) for file in left.values()], cache=cache
-    ):
-        unreadable += [Unreadable(Path(d.source.id), d.reason) for d in described_part if d.reason]
-        ready = [(d, d.descriptors) for d in described_part if d.descriptors is not None]
+    for part in describe(setup.encoder, sources, cache=cache):
+        unreadable += [Unreadable(Path(one.source.id), one.reason) for one in part if one.reason]
+        ready = [(one, one.descriptors) for one in part if one.descriptors is not None]
         if ready:
-            images = [BankImage(d.source.id, d.digest, 1, d.source.file) for d, _ in ready]
+            images = [BankImage(one.source.id, one.digest, 1, one.source.file) for one, _ in ready]
             yield images, setup.normalizer.whiten(np.concatenate([rows for _, rows in ready]))
-        bar.advance(len(described_part))
+        bar.advance(len(part))
+
+
+def _unknown(
+    rows: ShardRows, left: dict[str, Source], known: set[str]
+) -> tuple[list[BankImage], Float32]:
+    """Images of a Parquet file, each once; a file that is here too and has changed is left out."""
+    images, kept = [], []
+    for row, (name, file) in enumerate(zip(map(str, rows.ids), rows.files, strict=True)):
+        if name in known or (name in left and left[name].file != file):
+            continue
+        known.add(name)
+        left.pop(name, None)
+        digest = hashlib.sha256(rows.descriptors[row].tobytes()).hexdigest()
+        images.append(BankImage(name, digest, 1, file))
+        kept.append(row)
+    return images, rows.descriptors[kept]
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def group_pairs(
         pairs: Of ``find_pairs``.
         judged: Pairs that are copies or not whatever they score, the smaller row first.
         apart: For a row, the rows that never share a group with it.
-        doubt: Whose scores with each other say little; nobody's by default.
+        doubt: Images whose scores with each other say little; none by default.
     """
     _check(z, biases)
     forest = _Forest(len(z))

@@ -45,7 +45,7 @@ def judge_hits(
         bank: Where they were found.
         hits: What the index found for each view of the query, the whole image first.
         outside: Which of the views lie outside what the normalizer knows.
-        k: At most so many images.
+        k: At most this many images.
         image: The query, for a second look; without it some verdicts stay *unsure*.
         threshold: The score of a copy, instead of the calibrated one.
         penalty: What every score loses.

@@ -24,64 +24,50 @@ MOST_RELATED = 10
 
 
 def build_groups(
-    found: Sequence[Group],
+    copies: Sequence[Group],
+    alike: Sequence[Group],
     scored: Scored,
     tools: Tools,
     rules: Rules,
-    unreadable: list[Unreadable],
     bar: ProgressBar,
-) -> list[CopyGroup]:
-    """Groups of copies, each with the one to keep; none of only protected images.
+) -> tuple[list[CopyGroup], list[CopyGroup], list[Unreadable]]:
+    """Groups as a person sees them; none of only protected copies.
 
     Args:
-        found: The rows of each group.
+        copies: Rows that are copies of each other.
+        alike: Rows that only a person can tell apart.
         scored: The images.
         tools: What they are compared with.
         rules: What a person wants to keep.
-        unreadable: Gets the files that cannot be read any more.
         bar: Advances by a group at a time.
+
+    Returns:
+        Groups of copies with the one to keep, groups that are only shown, and the files that cannot
+        be read any more.
     """
-    built = []
-    for group in found:
+    built: list[CopyGroup] = []
+    shown: list[CopyGroup] = []
+    unreadable: list[Unreadable] = []
+    for number, group in enumerate([*copies, *alike]):
         bar.advance()
+        is_sure = number < len(copies)
         images = [scored.images[row] for row in group.members]
-        if all(rules.protects(image.file) for image in images):
+        safe = {image.id for image in images if rules.protects(image.file)}
+        if is_sure and len(safe) == len(images):
             continue
         members = _inspect(images, unreadable)
-        if len(members) < 2:
-            continue
-        readable = [row for row in group.members if scored.images[row].id in members]
-        one = _with_verdicts(_build(group, readable, members, scored, rules), scored, tools)
-        if tools.relate is not None:
-            one = _with_evidence(one, tools.relate)
-        built.append(one if tools.encoder is None else _with_heatmaps(one, tools.encoder()))
-    return built
-
-
-def build_unsure(
-    found: Sequence[Group],
-    scored: Scored,
-    tools: Tools,
-    unreadable: list[Unreadable],
-    bar: ProgressBar,
-) -> list[CopyGroup]:
-    """Groups that are only shown; see ``build_groups``. The first image stands for the others."""
-    built = []
-    for group in found:
-        bar.advance()
-        members = _inspect([scored.images[row] for row in group.members], unreadable)
         rows = [row for row in group.members if scored.images[row].id in members]
         if len(rows) < 2:
             continue
-        scores = scored.scores(rows[:1], rows)[0].tolist()
-        first, *others = [
-            Copy(image, score, members[image.id])
-            for image, score in zip([_image(scored, row) for row in rows], scores, strict=True)
-        ]
-        copies = tuple(sorted(others, key=lambda copy: -copy.score))
-        one = CopyGroup(replace(first, score=1.0), copies, leave_alone=ALIKE, verdict="unsure")
-        built.append(_with_verdicts(one, scored, tools))
-    return built
+        if not is_sure:
+            shown.append(_with_verdicts(_build_unsure(rows, members, scored), scored, tools))
+            continue
+        one = _build(group, rows, members, scored, rules, safe)
+        one = _with_verdicts(one, scored, tools)
+        if tools.relate is not None:
+            one = _with_evidence(one, tools.relate)
+        built.append(one if tools.encoder is None else _with_heatmaps(one, tools.encoder()))
+    return built, shown, unreadable
 
 
 def _inspect(
@@ -106,12 +92,26 @@ def _image(scored: Scored, row: int) -> BankImage:
     return replace(image, outside=bool(scored.outside.flags[row]))
 
 
+def _build_unsure(
+    rows: list[int], inspected: dict[str, InspectedImage | None], scored: Scored
+) -> CopyGroup:
+    """A group that is only shown; its first image stands for the others."""
+    images = [_image(scored, row) for row in rows]
+    scores = scored.scores(rows[:1], rows)[0].tolist()
+    first, *others = [
+        Copy(image, score, inspected[image.id]) for image, score in zip(images, scores, strict=True)
+    ]
+    copies = tuple(sorted(others, key=lambda copy: -copy.score))
+    return CopyGroup(replace(first, score=1.0), copies, leave_alone=ALIKE, verdict="unsure")
+
+
 def _build(
     group: Group,
     rows: list[int],
     inspected: dict[str, InspectedImage | None],
     scored: Scored,
     rules: Rules,
+    safe: set[str],
 ) -> CopyGroup:
     """Choose the one to keep and score the others with it."""
     images = [_image(scored, row) for row in rows]
@@ -124,7 +124,7 @@ def _build(
         choice = choose(files, [image.digest for image in images], rules)
     scores = scored.scores([rows[choice.keep]], rows)[0].tolist()
     members = [
-        Copy(image, score, shown, reason=why, is_protected=rules.protects(image.file))
+        Copy(image, score, shown, reason=why, is_protected=image.id in safe)
         for image, score, shown, why in zip(images, scores, seen, choice.reasons, strict=True)
     ]
     keep = replace(members.pop(choice.keep), score=1.0)
@@ -152,7 +152,7 @@ def _with_verdicts(group: CopyGroup, scored: Scored, tools: Tools) -> CopyGroup:
             proof=Proof(True, "the same pixels everywhere") if both and not is_unsure else None,
         )
         if judged.grade != group.verdict:  # its score with other members made it one of them
-            judged = replace(judged, grade=group.verdict, reason="alike to others of its group")
+            judged = replace(judged, grade=group.verdict, reason="similar to others of its group")
         copies.append(replace(copy, judged=judged))
     return replace(group, copies=tuple(copies))
 

@@ -99,7 +99,7 @@ class Location:
 
     @property
     def uploads(self) -> Path:
-        """Where images without a file are kept; inside the bank even if somebody made it a link."""
+        """Where images without a file are kept; inside the bank even if someone made it a link."""
         return self.folder.resolve() / UPLOADS
 
     def require_regular_files(self) -> None:

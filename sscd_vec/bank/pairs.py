@@ -76,7 +76,7 @@ class Scored:
         normalizer: Normalizer,
         threshold: float | None,
     ) -> "Scored":
-        """Score images; the threshold is the calibrated one for so many by default."""
+        """Score images; the threshold is by default the calibrated one for this many images."""
         if threshold is None:
             threshold = normalizer.threshold("symmetric", len(images))
         return cls(images, z, normalizer.whitened_biases(z), normalizer.outside(z), threshold)

@@ -54,7 +54,7 @@ class BankImage:
         file: Its file, as it was when it was added; None if it came without one.
         is_lost: Whether the index does not have its vectors: the next ``add`` adds it again.
         key: Its number; 0 before it has one.
-        outside: Whether it lies outside what the normalizer knows; None if nobody looked.
+        outside: Whether it lies outside what the normalizer knows; None if it was not examined.
     """
 
     id: str

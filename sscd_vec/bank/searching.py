@@ -163,7 +163,7 @@ def merge_looks(first: list[BankMatch], larger: list[BankMatch], k: int) -> list
     Args:
         first: Found at the model's own size.
         larger: Found at another scale, with scores that have lost ``scales.PENALTY``.
-        k: At most so many.
+        k: At most this many.
     """
     best = {match.id: match for match in first}
     for match in larger:

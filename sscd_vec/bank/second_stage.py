@@ -109,8 +109,8 @@ class SecondStage:
 
         Args:
             part: The images; those that could not be read have no matches.
-            k: At most so many matches each.
-            limit: Verify at most so many candidates of each; the verifier's own by default.
+            k: At most this many matches each.
+            limit: Verify at most this many candidates of each; the verifier's own by default.
             scales: Whether a look at twice the size brings further candidates; "auto" where no
                 copy was verified.
             threshold: Least verified score of a copy; ``self.threshold`` by default.
@@ -254,7 +254,7 @@ class SecondStage:
         return None
 
     def _open_temporary_store(self) -> FeatureStore:
-        """Of a bank in memory: a file all the same, since features take 70 kB an image."""
+        """For a bank in memory: still a file, since features take 70 kB an image."""
         folder = tempfile.mkdtemp(prefix="sscd-vec-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return FeatureStore(Path(folder, FEATURES))

@@ -80,7 +80,7 @@ class Setup:
         """Use another query side from now on.
 
         Raises:
-            BankError: Its reference side is another one: the vectors would have to be made anew.
+            BankError: Its reference side is another one: the vectors would have to be made again.
         """
         new = load_normalizer(normalizer)
         has, got = self.normalizer.reference_fingerprint, new.reference_fingerprint
@@ -166,7 +166,7 @@ class Setup:
 
 
 def load_normalizer(normalizer: PathLike | Normalizer) -> Normalizer:
-    """A normalizer as it is, or by its name or file."""
+    """A normalizer, given as an object, a name or a file."""
     if isinstance(normalizer, Normalizer):
         return normalizer
     return Normalizer.from_pretrained(os.fspath(normalizer))

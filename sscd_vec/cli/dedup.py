@@ -272,6 +272,7 @@ def _document(
 
 
 def _print(found: "Copies", tidied: "Tidied", apply: bool) -> None:
+    members = _groups([*found.groups, *found.unsure])
     rows = [
         (
             str(number),
@@ -281,8 +282,8 @@ def _print(found: "Copies", tidied: "Tidied", apply: bool) -> None:
             row["reason"],
         )
         for sure in (True, False)  # those to look at come last, together
-        for number, members in enumerate(_groups([*found.groups, *found.unsure]), 1)
-        for row in members
+        for number, group in enumerate(members, 1)
+        for row in group
         if row["sure"] is sure
     ]
     copies = count(sum(len(group.copies) for group in found.groups), "copy", "copies")
@@ -293,14 +294,14 @@ def _print(found: "Copies", tidied: "Tidied", apply: bool) -> None:
     print_rows(["group", "", "score", "path", "reason"], rows, title=title)
     if found.recall is not None and found.recall < 1:
         warn(f"of the copies of sampled images, {found.recall:.1%} were found")
-    unsure = sum(not group.is_sure for group in found.groups)
+    unsure = sum(not group[0]["sure"] for group in members[: len(found.groups)])
     if unsure:
         warn(
             f"{count(unsure, 'group')} left alone: unsure which image to keep. Look at the report, "
             "or say what to --prefer."
         )
     if found.unsure:
-        images = count(sum(len(group.members) for group in found.unsure), "image")
+        images = count(sum(map(len, members[len(found.groups) :])), "image")
         warn(
             f"{count(len(found.unsure), 'group')} of {images} left alone: "
             f"{found.unsure[0].leave_alone}. They may all be different: look at them yourself."

@@ -209,8 +209,8 @@ class Encoder:
                 what the model needs; ``exact`` decodes every pixel.
             isolate: Decode files in child processes that are killed after 30 seconds or beyond 1
                 GiB, for images that strangers send; see ``sscd_vec.encoder.isolation``.
-            scale: Resize to so many times the model's own size. A query at 2 finds copies that fill
-                a part of it only, at four times the cost; see ``sscd_vec.normalize.scales``.
+            scale: Resize to this many times the model's own size. A query at 2 finds copies that
+                fill only a part of it, at four times the cost; see ``sscd_vec.normalize.scales``.
             device: Where to run, this time.
 
         Returns:
@@ -234,7 +234,9 @@ class Encoder:
             batch_size, workers, min(_CHUNK, batch_size), on_error, decode, isolate, scale
         )
         stream = self._stream(items, options, device)
-        for part in stream if total == 1 else pipeline.watched(stream, total, show_progress):
+        if total != 1 and show_progress is not False:
+            stream = pipeline.watched(stream, total, show_progress)
+        for part in stream:
             if rows is None:
                 parts.append(part)
             else:
@@ -316,7 +318,9 @@ class Encoder:
         self, items: Iterable[ImageInput], options: Options, device: str | torch.device | None
     ) -> Iterator[Encoded]:
         where = self.device if device is None else torch.device(device)
-        config = self.config.replace(size=max(1, round(options.scale * self.config.size)))
+        config = self.config
+        if options.scale != 1:
+            config = config.replace(size=max(1, round(options.scale * config.size)))
         load = self._isolated().load_pixels if options.isolate else load_pixels
         return pipeline.describe(
             items,

@@ -246,7 +246,8 @@ def _prepare_all(
 ) -> Generator[_Item, None, None]:
     """Decode in threads, at most ``ahead`` inputs before the one that is asked for."""
 
-    def attempt(position: int, source: ImageInput, name: str) -> _Item:
+    def attempt(position: int, source: ImageInput) -> _Item:
+        name = input_name(source, position)
         try:
             return _Item(position, name, prepare(source, name))
         except ImageError as error:
@@ -254,7 +255,7 @@ def _prepare_all(
 
     if num_workers == 0:
         for position, source in enumerate(inputs):
-            yield attempt(position, source, input_name(source, position))
+            yield attempt(position, source)
         return
     decoders = Workers(num_workers, "decode")
     pending: deque[_Item | Callable[[], _Item]] = deque()
@@ -265,7 +266,7 @@ def _prepare_all(
 
     try:
         for position, source in enumerate(inputs):
-            work = partial(attempt, position, source, input_name(source, position))
+            work = partial(attempt, position, source)
             if isinstance(source, np.ndarray | Tensor) or is_open_file(source):
                 # A generator may reuse its buffer for the next frame, and a file has one position:
                 # these are taken before the next input is pulled.

@@ -1,4 +1,4 @@
-"""Descriptor arrays: checked, read in batches, brought to unit length, sampled, compared."""
+"""Descriptor arrays: checked, read in batches, brought to unit length, compared."""
 
 from collections.abc import Iterable, Iterator
 from typing import cast
@@ -31,17 +31,17 @@ class OverlapError(ValueError):
         self.pairs = pairs
 
 
-# ---------------------------------------------------------------------- rows
-
-
-def as_descriptors(z: ArrayLike, dim: int | None = None, what: str = "descriptors") -> Float32:
+def as_descriptors(
+    z: ArrayLike, dim: int | None = None, what: str = "descriptors", *, unit: bool = False
+) -> Float32:
     """Return ``z`` as a finite, C-contiguous float32 ``(n, d)`` array, or say what is wrong.
 
     A single descriptor ``(d,)`` becomes ``(1, d)``. An array that is already right is not copied.
 
     Raises:
         TypeError: If ``z`` does not hold floating point numbers.
-        ValueError: If the shape is wrong or a value is NaN or infinite.
+        ValueError: If the shape is wrong, a value is NaN or infinite, or a row is not of unit
+            length although ``unit`` asks for it.
     """
     array = np.asarray(z)
     if not np.issubdtype(array.dtype, np.floating):
@@ -67,6 +67,8 @@ def as_descriptors(z: ArrayLike, dim: int | None = None, what: str = "descriptor
             f"{what}: NaN or infinity in {len(rows)} of {len(array)} rows (first: row {rows[0]}); "
             "drop or re-encode these images"
         )
+    if unit:
+        require_unit(array, what)
     return array
 
 
@@ -131,107 +133,6 @@ def require_unit(z: Float32, what: str = "descriptors") -> None:
         )
 
 
-# ---------------------------------------------------------------------- a background of them
-
-
-class RowSample:
-    """All rows of some batches, or a uniform sample of them, gathered as the batches pass.
-
-    A sample holds ``size`` rows and one batch at a time: each row draws a random key, and the
-    rows with the smallest keys stay, in their order.
-    """
-
-    def __init__(self, size: int | None = None, seed: int = 0) -> None:
-        """Keep ``size`` rows, or all."""
-        if size is not None and size < 1:
-            raise ValueError(f"background_size: expected at least 1, got {size}")
-        self._size = size
-        self._random = np.random.default_rng(seed)
-        self._keys = np.zeros(0)
-        self._kept: list[Float32] = []
-
-    def watch(self, rows: Iterable[Float32]) -> Iterator[Float32]:
-        """Pass the batches on and keep what belongs to the sample."""
-        for batch in rows:
-            self._kept.append(batch)
-            if self._size is not None:
-                keys = np.concatenate([self._keys, self._random.random(len(batch))])
-                if len(keys) > self._size:
-                    stay = np.sort(np.argpartition(keys, self._size - 1)[: self._size])
-                    keys, self._kept = keys[stay], [np.concatenate(self._kept)[stay]]
-                self._keys = keys
-            yield batch
-
-    def rows(self) -> Float32:
-        """What was gathered.
-
-        Raises:
-            ValueError: If there were no rows, or fewer than asked for.
-        """
-        count = sum(map(len, self._kept))
-        wanted = 1 if self._size is None else self._size
-        if count < wanted:
-            raise ValueError(f"background: expected at least {wanted} rows to keep, got {count}")
-        return np.concatenate(self._kept)
-
-
-def collect(rows: Iterable[Float32], size: int | None = None, seed: int = 0) -> Float32:
-    """All rows of the batches, or a uniform sample of ``size`` of them, in their order."""
-    sample = RowSample(size, seed)
-    for _ in sample.watch(rows):
-        pass
-    return sample.rows()
-
-
-def measure(background: Descriptors, unit: bool, max_length: float | None) -> tuple[int, float]:
-    """Dimensions and ``R`` (longest vector allowed) of a background that is not whitened.
-
-    Raises:
-        ValueError: If rows are not unit although they should be, or longer than ``max_length``, or
-            if that is given for unit rows.
-    """
-    dim_in, longest = 0, 0.0
-    for batch in batches(background):
-        dim_in = batch.shape[1]
-        if unit:
-            require_unit(batch, "background")
-        longest = max(longest, float(lengths(batch).max(initial=0)))
-    if dim_in == 0:
-        raise ValueError("background: expected at least one row, got none")
-    if unit:
-        if max_length is not None:
-            raise ValueError(
-                f"max_length: expected only with unit=False, got {max_length:g}; unit vectors have "
-                "length 1"
-            )
-        return dim_in, 1.0
-    radius = 1.25 * longest if max_length is None else float(max_length)
-    if not (longest <= radius < float("inf") and radius > 0):
-        raise ValueError(
-            f"max_length: expected at least the background's longest, {longest:.6g}, more than 0 "
-            f"and finite, got {radius:g}"
-        )
-    return dim_in, radius
-
-
-# ---------------------------------------------------------------------- the same image twice
-
-
-def read_once(
-    background: Descriptors, references: ArrayLike | None, sample: RowSample | None
-) -> Descriptors:
-    """A background that is compared with references, and sampled, as it is read.
-
-    Raises:
-        OverlapError: At its end, if it holds any reference.
-    """
-    rows = background
-    if references is not None:
-        bank = as_descriptors(references, what="references")
-        rows = _without_references(batches(rows, bank.shape[1]), bank)
-    return rows if sample is None else sample.watch(batches(rows))
-
-
 def refuse_overlap(pairs: NDArray[np.int64]) -> None:
     """Refuse a background that has ``overlapping_pairs`` with references.
 
@@ -245,18 +146,6 @@ def refuse_overlap(pairs: NDArray[np.int64]) -> None:
             "normalized away. Fit on a background without them",
             pairs,
         )
-
-
-def _without_references(rows: Iterable[Float32], references: Float32) -> Iterator[Float32]:
-    """Pass the batches of a background on; refuse it at their end if it holds any reference."""
-    found: list[NDArray[np.int64]] = []
-    seen = 0
-    for batch in rows:
-        found.append(overlapping_pairs(batch, references, ROUNDING) + np.array([seen, 0]))
-        seen += len(batch)
-        yield batch
-    if found:
-        refuse_overlap(np.concatenate(found))
 
 
 def overlapping_pairs(

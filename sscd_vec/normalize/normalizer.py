@@ -1,7 +1,6 @@
 """``Normalizer``: whitening, score normalization, lift and thresholds, fitted and kept together."""
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,15 +20,15 @@ from sscd_vec.normalize.calibration import (
     Threshold,
     calibrate,
 )
-from sscd_vec.normalize.descriptors import MEMORY, Descriptors, Float32, Float64, batches
+from sscd_vec.normalize.descriptors import MEMORY, Descriptors, Float32, Float64
 from sscd_vec.normalize.domain import Domain, Outside
+from sscd_vec.normalize.fitting import Precision, fit_normalizer, whitened_background
 from sscd_vec.normalize.lift import Lift, Metric, Numbers
 from sscd_vec.normalize.persistence import HasFingerprint, NormalizerFileError, fingerprint_of
 from sscd_vec.normalize.score_norm import ScoreNorm, Search
 from sscd_vec.normalize.verdict import Proof, Verdict, Verdicts
-from sscd_vec.normalize.whitening import Matmul, Mode, Whitening, fit_whitening
+from sscd_vec.normalize.whitening import Matmul, Mode, Whitening
 
-Precision = Literal["float32", "float16"]
 PAPER = ScoreNorm()
 _PRODUCTS = ("matmul", "search")  # how, not what: neither saved nor pickled
 
@@ -136,33 +135,21 @@ class Normalizer:
             references: If given, refuse a background that holds any of these descriptors.
             seed: Of the sample.
         """
-        sample = descriptors.RowSample(background_size, seed)
-        # A generator can be read once: whiten on all of it, keep what the bias needs.
-        keep = None if score_norm is None or descriptors.is_array(background) else sample
-        rows = descriptors.read_once(background, references, keep)
-        fingerprint = fingerprint_of(encoder)
-        shipped, domain = persistence.shipped_whitening(fingerprint)
-        transform = fit_whitening(rows, whitening, dim, eps, l2_before, shipped)
-        if transform is None:
-            dim_in, radius = descriptors.measure(rows, unit, max_length)
-        elif unit and max_length is None:
-            dim_in, radius = transform.dim_in, 1.0
-        else:
-            raise ValueError(
-                "unit=False and max_length: expected only with whitening=None; whitened vectors "
-                "have unit length"
-            )
-        if isinstance(rows, Iterator):
-            deque(rows, maxlen=0)  # whatever a fitted whitening left unread
-        fitted = cls(dim_in, transform, None, None, fingerprint, unit, radius)
-        if transform is not None and transform is shipped:
-            fitted = fitted.with_domain(domain)
-        if score_norm is None:
-            return fitted
-        kept = background if keep is None else sample.rows()
-        size = background_size if keep is None else None
-        return fitted.with_background(
-            kept, score_norm=score_norm, keep=keep_background, size=size, seed=seed
+        return fit_normalizer(
+            cls,
+            background,
+            whitening=whitening,
+            dim=dim,
+            eps=eps,
+            l2_before=l2_before,
+            score_norm=score_norm,
+            encoder=fingerprint_of(encoder),
+            keep_background=keep_background,
+            background_size=background_size,
+            unit=unit,
+            max_length=max_length,
+            references=references,
+            seed=seed,
         )
 
     @classmethod
@@ -236,11 +223,8 @@ class Normalizer:
         """Descriptors ``(n, dim_in)`` as they are compared: ``(n, dim)``, unit length."""
         if self.whitening is not None:
             return self.whitening.apply(z, self.matmul)
-        z = descriptors.as_descriptors(z, self.dim_in)
-        if self.unit:
-            descriptors.require_unit(z)
-            return descriptors.unit(z)
-        return z
+        rows = descriptors.as_descriptors(z, self.dim_in, unit=self.unit)
+        return descriptors.unit(rows) if self.unit else rows
 
     def biases(self, z: ArrayLike, memory: int = MEMORY) -> Float32:
         """``bias(q)`` of descriptors ``(n, dim_in)``; zeros without score normalization."""
@@ -415,12 +399,7 @@ class Normalizer:
             seed: Of the sample.
         """
         keep = self.background_precision if keep is None else keep
-        if keep not in ("float32", "float16"):
-            raise ValueError(f"keep_background: expected 'float32' or 'float16', got {keep!r}")
-        if size is not None:
-            background = descriptors.collect(batches(background, self.dim_in), size, seed)
-        rows = descriptors.collect(map(self.whiten, batches(background, self.dim_in)))
-        rows = rows.astype(keep).astype(np.float32)
+        rows = whitened_background(background, self.whiten, self.dim_in, keep, size, seed)
         if extend:
             if self.background is None or score_norm not in (None, self.score_norm):
                 raise ValueError("extend: expected a background to add to, and the same score_norm")
@@ -522,11 +501,8 @@ class Normalizer:
             OverlapError: With the duplicated rows in ``pairs``.
         """
         if self.background is not None:
-            slack = (
-                descriptors.HALF_ROUNDING
-                if self.background_precision == "float16"
-                else descriptors.ROUNDING
-            )
+            half = self.background_precision == "float16"
+            slack = descriptors.HALF_ROUNDING if half else descriptors.ROUNDING
             descriptors.refuse_overlap(
                 descriptors.overlapping_pairs(self.background, self.whiten(references), slack)
             )

@@ -15,7 +15,6 @@ from sscd_vec.normalize.descriptors import (
     as_descriptors,
     batches,
     is_unit,
-    require_unit,
     unit,
 )
 
@@ -147,12 +146,8 @@ class Whitening:
             ValueError: If they have another size, are not finite, or are not of unit length
                 although the background was.
         """
-        rows = as_descriptors(z, self.dim_in)
-        if self.l2_before:
-            rows = unit(rows)
-        elif self.unit_input:
-            require_unit(rows)
-        return rows
+        rows = as_descriptors(z, self.dim_in, unit=self.unit_input and not self.l2_before)
+        return unit(rows) if self.l2_before else rows
 
     def project(self, z: ArrayLike, matmul: Matmul = np.matmul) -> Float32:
         """``W (z - mean)``, without the final L2 normalization."""
@@ -162,53 +157,6 @@ class Whitening:
         """Whitened descriptors of unit length: ``(n, dim_in)`` to ``(n, dim)`` float32."""
         projected = self.project(z, matmul)
         return unit(projected, "whitened descriptors", out=projected)
-
-
-def fit_whitening(
-    rows: Descriptors,
-    wanted: Mode | Whitening | Literal["auto"] | None,
-    dim: int | None,
-    eps: float | Literal["oas"],
-    l2_before: bool,
-    shipped: Whitening | None,
-) -> Whitening | None:
-    """The whitening ``Normalizer.fit`` was asked for.
-
-    Args:
-        rows: The background.
-        wanted: A fitted one, None, a mode, or ``"auto"``: whiten, but with fewer than
-            ``ROWS_PER_DIMENSION`` rows per dimension take the shipped one, if there is one.
-        dim: As in ``Whitening.fit``; asking for any of the three asks to fit.
-        eps: As in ``Whitening.fit``.
-        l2_before: As in ``Whitening.fit``.
-        shipped: The whitening shipped for the encoder of these rows, if there is one.
-
-    Raises:
-        ValueError: If settings of a fit are given for a whitening that is not fitted.
-    """
-    asked = dim is not None or l2_before or bool(eps)
-    if not isinstance(wanted, str):
-        if asked:
-            raise ValueError(
-                "dim, eps and l2_before: expected only with whitening='whiten' or 'centre', "
-                f"got whitening={'None' if wanted is None else 'a fitted one'}"
-            )
-        return wanted
-    moments = Moments.of(rows, l2_before)
-    if wanted != "auto":
-        return Whitening.from_moments(moments, wanted, dim, eps)
-    if not asked and moments.count < ROWS_PER_DIMENSION * moments.dim:
-        if shipped is not None:
-            _log.warning(
-                "%d rows are too few to fit a whitening of %d dimensions, which takes %d: the "
-                "shipped whitening stays, the bias comes from these rows. whitening='whiten' "
-                "fits on them all the same",
-                moments.count,
-                moments.dim,
-                ROWS_PER_DIMENSION * moments.dim,
-            )
-            return shipped
-    return Whitening.from_moments(moments, "whiten", dim, eps)
 
 
 class Moments:

@@ -4,9 +4,11 @@ All randomness comes from ``(seed, step)`` or ``(seed, epoch)``. A checkpoint's 
 is therefore its step, and the views do not depend on the number of ranks.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +29,14 @@ from sscd_vec.trainer.augment.overlay import Overlays
 from sscd_vec.trainer.augment.recipe import Recipe
 from sscd_vec.trainer.augment.views import Batch, augment, mix
 from sscd_vec.trainer.config import MOST_DETAIL, TrainConfig
-from sscd_vec.trainer.pixels import Decoded, MemoryPixels, PixelSource, as_squares
+from sscd_vec.trainer.pixels import (
+    Decoded,
+    MemoryPixels,
+    PixelSource,
+    Storage,
+    as_squares,
+    decode,
+)
 
 EPOCHS_KEY = 1 << 63  # epochs' generators are keyed apart from steps'
 DRAWN_KEY = 1 << 62  # and so are those of drawn images
@@ -35,7 +44,64 @@ DRAWN = 1 << 40  # drawn images are numbered from here, read ones from 0
 KINDS_AT_ONCE = 2  # kinds of drawn images in one batch, so that several are of one kind
 FILLERS = 32  # images outside the batch for composed views
 MOST_VALIDATION = 2000
+PREVIEW_IMAGES = 24
 GOOD_STEPS_PER_EPOCH = 4  # what a suggested batch gives
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a run, found and split, not yet decoded.
+
+    Attributes:
+        places: Where they were found.
+        training: Those to train on.
+        held_out: Those to validate on.
+        unreadable: By name, why other files cannot be read.
+    """
+
+    places: list[PathLike]
+    training: list[ImageFile]
+    held_out: list[ImageFile]
+    unreadable: dict[str, str]
+
+    @classmethod
+    def find(
+        cls,
+        places: PathLike | Iterable[PathLike],
+        config: TrainConfig,
+        recipe: Recipe,
+        ranks: int = 1,
+    ) -> "Images":
+        """List images and split them: others to validate on, or some that are held out.
+
+        Raises:
+            FileNotFoundError: A place does not exist.
+            ValueError: A place holds no image, or there are too few for the batch.
+        """
+        given = _listed(places)
+        training, unreadable = find_training_images(given)
+        if config.validation:
+            held_out = find_training_images([config.validation])[0][:MOST_VALIDATION]
+        else:
+            training, held_out = hold_out(training, config.holdout, MOST_VALIDATION)
+        check_batch(config.batch, recipe, len(training), ranks)
+        return cls(given, training, held_out, unreadable)
+
+    def decode(
+        self, config: TrainConfig, show: bool | None = False, *, validate: bool = True
+    ) -> tuple[PixelSource, PixelSource]:
+        """Images to train on and to validate on; none of the latter unless ``validate``."""
+        pixels = decode(self.training, config, show)
+        return pixels, MemoryPixels(self.held_out if validate else [], Storage(config.pixels))
+
+    @staticmethod
+    def sample(
+        places: PathLike | Iterable[PathLike], config: TrainConfig
+    ) -> tuple[PixelSource, int]:
+        """A few images for a preview, evenly spaced, and how many there are in all."""
+        found, _ = find_training_images(_listed(places))
+        spread = np.linspace(0, len(found) - 1, min(len(found), PREVIEW_IMAGES)).astype(int)
+        return decode([found[i] for i in spread], config), len(found)
 
 
 def find_training_images(places: Iterable[PathLike]) -> tuple[list[ImageFile], dict[str, str]]:
@@ -63,13 +129,6 @@ def find_training_images(places: Iterable[PathLike]) -> tuple[list[ImageFile], d
             )
         found.update((image.id, image) for image in here)
     return list(found.values()), unreadable
-
-
-def split(images: list[ImageFile], config: TrainConfig) -> tuple[list[ImageFile], list[ImageFile]]:
-    """Images to train on, and images to validate on: others, or some that are held out."""
-    if config.validation:
-        return images, find_training_images([config.validation])[0][:MOST_VALIDATION]
-    return hold_out(images, config.holdout, MOST_VALIDATION)
 
 
 def hold_out(
@@ -101,6 +160,10 @@ def suggested_batch(images: int, ranks: int = 1) -> int:
     """The largest power of two, times the ranks, that gives four steps per epoch."""
     share = max(2, images // GOOD_STEPS_PER_EPOCH // ranks)
     return ranks << (share.bit_length() - 1)
+
+
+def _listed(places: PathLike | Iterable[PathLike]) -> list[PathLike]:
+    return [places] if isinstance(places, str | os.PathLike) else list(places)
 
 
 def _read_per_batch(batch: int, recipe: Recipe) -> int:
@@ -136,12 +199,16 @@ class Batches:
 
     def __post_init__(self) -> None:
         """Refuse a batch that the images or the ranks cannot fill."""
-        check_batch(self.batch, self.recipe, len(self.pixels), self.ranks)
+        check_batch(self.batch, self.recipe, self._count, self.ranks)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Whole batches in one pass; the rest of a pass is left out."""
-        return len(self.pixels) // self._read
+        return self._count // self._read
+
+    @cached_property
+    def _count(self) -> int:
+        return len(self.pixels)
 
     @property
     def _read(self) -> int:
@@ -213,12 +280,12 @@ class Batches:
     def _order(self, step: int, start: int, end: int) -> npt.NDArray[np.int64]:
         """Images ``start`` to ``end``, counted from the first of the batch; wraps around."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        order = generator(self.seed, EPOCHS_KEY + epoch).permutation(len(self.pixels))
+        order = generator(self.seed, EPOCHS_KEY + epoch).permutation(self._count)
         return order.take(np.arange(start, end) + position * self._read, mode="wrap")
 
     def fillers(self, step: int) -> npt.NDArray[np.int64]:
         """Up to ``FILLERS`` images outside the global batch at ``step``."""
-        return self._order(step, self._read, min(len(self.pixels), self._read + FILLERS))
+        return self._order(step, self._read, min(self._count, self._read + FILLERS))
 
     def _filler_views(self, step: int) -> Tensor | None:
         """The fillers (k, 3, size, size); None if the batch holds every image."""

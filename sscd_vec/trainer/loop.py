@@ -2,21 +2,23 @@
 
 ``Trainer(TrainConfig(...)).fit("images/", out="run/")`` trains and leaves in ``run/`` the folder
 that ``Encoder.from_pretrained`` reads. What the loop does at step t depends on the settings, the
-images and the weights before it, and on nothing else, so a killed run continues to the bit.
+images and the weights before it, and on nothing else, so a killed run continues to the bit: a
+checkpoint holds weights, averaged weights, optimizer, scaler, step and the best validation so far,
+and there is no other state.
 """
 
 import json
 import logging
-import os
-from collections.abc import Iterable, Mapping
-from contextlib import nullcontext
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from sscd_vec.encoder.backends.native import return_freed_memory
 from sscd_vec.files import PathLike, staging, write_whole
@@ -24,29 +26,22 @@ from sscd_vec.locks import locked
 from sscd_vec.progress import ProgressBar, is_watched, progress_bar
 from sscd_vec.trainer.augment.overlay import Overlays
 from sscd_vec.trainer.augment.recipe import RECIPES
-from sscd_vec.trainer.checkpoint import Checkpoints, interruptions
 from sscd_vec.trainer.config import TrainConfig
-from sscd_vec.trainer.data import Batches, check_batch, find_training_images, split
+from sscd_vec.trainer.data import Batches, Images
 from sscd_vec.trainer.distributed import Ranks
 from sscd_vec.trainer.model import initial_model
-from sscd_vec.trainer.pixels import (
-    MemoryPixels,
-    PixelSource,
-    Storage,
-    decode,
-    freed_memory_kept,
-)
-from sscd_vec.trainer.report import contact_sheet, journal, write_report, write_skipped
+from sscd_vec.trainer.pixels import PixelSource, freed_memory_kept
+from sscd_vec.trainer.report import journal, write_preview, write_report
 from sscd_vec.trainer.run import Run, TrainingDiverged
-from sscd_vec.trainer.validation import ENOUGH_IMAGES, FEWEST_IMAGES, Validation
+from sscd_vec.trainer.validation import Validation, validation_of
 
 log = logging.getLogger(__name__)
 
 SETTINGS = "train.json"
 IMAGES = "images.json"
 LOCK = ".lock"
+CHECKPOINTS = "checkpoints"
 STEPS_OF_KEPT_MEMORY = 50
-PREVIEW_IMAGES = 24
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,7 @@ class Trainer:
             TrainingDiverged: Gradients stayed non-finite.
         """
         config, ranks, out = self.config, self.ranks, Path(out)
-        places, show = _places(images), show_progress if ranks.first else False
+        show = show_progress if ranks.first else False
         checkpoints = Checkpoints(out, config.keep)
         if checkpoints.files() and not resume:
             raise FileExistsError(
@@ -129,9 +124,7 @@ class Trainer:
             )
         # Everything that can be refused is refused before anything is decoded or written.
         run = Run(config, initial_model(config), self.device, ranks)
-        found, unreadable = find_training_images(places)
-        training, held_out = split(found, config)
-        check_batch(config.batch, self.recipe, len(training), ranks.count)
+        found = Images.find(images, config, self.recipe, ranks.count)
         if ranks.first:
             out.mkdir(parents=True, exist_ok=True)
         lock = locked(out / LOCK, wait=False, purpose="train into this folder")
@@ -139,8 +132,7 @@ class Trainer:
             lock if ranks.first else nullcontext(),
             freed_memory_kept(self.device.type == "cpu"),
         ):
-            pixels = decode(training, config, show)
-            held = MemoryPixels(held_out if ranks.first else [], Storage(config.pixels))
+            pixels, held = found.decode(config, show, validate=ranks.first)
             batches = self.batches(pixels)
             run.steps = config.steps or max(1, round(config.epochs * batches.steps_per_epoch))
             if resume and (saved := checkpoints.load_newest()) is not None:
@@ -150,20 +142,19 @@ class Trainer:
                 run.whiten_head(pixels)
             if ranks.first:
                 write_whole(out / SETTINGS, _json(config.to_dict()))
-                write_whole(out / IMAGES, _json([str(Path(p).absolute()) for p in places]))
-            validation = self._validation(held, pixels) if ranks.first else None
+                write_whole(out / IMAGES, _json([str(Path(p).absolute()) for p in found.places]))
+            validation = validation_of(held, pixels, config, self.overlays) if ranks.first else None
             try:
                 self._loop(run, batches, validation, checkpoints, show)
             except TrainingDiverged:
                 if ranks.first:
                     write_report(out, config, run.score)
                 raise
-            skipped = ranks.merged(unreadable | pixels.skipped | held.skipped)
+            skipped = ranks.merged(found.unreadable | pixels.skipped | held.skipped)
             if ranks.first:
-                write_skipped(out, skipped)
                 if run.best is None:  # without a validation, the last weights
                     run.export(out)
-                write_report(out, config, run.score)
+                write_report(out, config, run.score, skipped)
             ranks.wait()
         finished = run.step >= run.steps
         return Result(out, run.step, finished, run.initial, run.best, len(skipped))
@@ -173,7 +164,7 @@ class Trainer:
         run: Run,
         batches: Batches,
         validation: Validation | None,
-        checkpoints: Checkpoints,
+        checkpoints: "Checkpoints",
         show: bool | None,
     ) -> None:
         config, ranks, out = self.config, self.ranks, checkpoints.folder.parent
@@ -216,20 +207,6 @@ class Trainer:
         sizes = (config.size, config.batch, config.seed, ranks.rank, ranks.count)
         return Batches(pixels, self.recipe, self.overlays, *sizes, str(self.device))
 
-    def _validation(self, images: PixelSource, background: PixelSource) -> Validation | None:
-        if len(images) >= FEWEST_IMAGES:
-            if len(images) < ENOUGH_IMAGES:
-                log.warning("µAP on %d images is rough: raise holdout", len(images))
-            return Validation(images, background, self.config.size, self.overlays)
-        log.warning(
-            "no validation, and so the last weights are written, not the best: it needs %d "
-            "readable images and has %d. Raise holdout (now %g) or name others as validation",
-            FEWEST_IMAGES,
-            len(images),
-            self.config.holdout,
-        )
-        return None
-
     def preview(self, images: PathLike | Iterable[PathLike], path: PathLike) -> None:
         """Write a contact sheet of the first step's pairs: each image's two views side by side.
 
@@ -240,22 +217,78 @@ class Trainer:
         Raises:
             ValueError: Fewer than two of the images it looks at can be read.
         """
-        found, _ = find_training_images(_places(images))
-        spread = np.linspace(0, len(found) - 1, min(len(found), PREVIEW_IMAGES)).astype(int)
-        pixels = decode([found[i] for i in spread], self.config)
-        count = len(pixels)
-        if count < 2:
-            raise ValueError(f"a preview needs 2 images: {count} of {len(found)} could be read")
-        trainer = Trainer(self.config.with_changes(batch=count), device="cpu")
-        views = trainer.batches(pixels)(0).images
-        sheet = contact_sheet(torch.cat([views[:count], views[count:]], dim=3))
-        kind = Image.registered_extensions().get(Path(path).suffix.lower(), "PNG")
-        with staging(path) as staged:
-            Image.fromarray(sheet).save(staged, format=kind)
+        pixels, count = Images.sample(images, self.config)
+        if len(pixels) < 2:
+            raise ValueError(f"a preview needs 2 images: {len(pixels)} of {count} could be read")
+        trainer = Trainer(self.config.with_changes(batch=len(pixels)), device="cpu")
+        write_preview(trainer.batches(pixels)(0).images, Path(path))
 
 
-def _places(images: PathLike | Iterable[PathLike]) -> list[PathLike]:
-    return [images] if isinstance(images, str | os.PathLike) else list(images)
+class Checkpoints:
+    """The checkpoints of one run, newest last."""
+
+    def __init__(self, out: Path, keep: int) -> None:
+        """Keep the newest ``keep`` below ``out``."""
+        self.folder = out / CHECKPOINTS
+        self.keep = keep
+
+    def files(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(self.folder.glob("step-*.pt"))
+
+    def save(self, step: int, state: dict[str, Any]) -> Path | None:
+        """Write one and drop the oldest; on a full disk keep the last good one and say so.
+
+        Returns:
+            The file, or None if it could not be written.
+        """
+        path = self.folder / f"step-{step:08d}.pt"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with staging(path) as staged:
+                torch.save(state, staged)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+            log.error(
+                "checkpoint at step %d not written (%s); the last good one stays", step, error
+            )
+            return None
+        for old in self.files()[: -self.keep]:
+            old.unlink(missing_ok=True)
+        return path
+
+    def load_newest(self) -> dict[str, Any] | None:
+        """The newest readable checkpoint, or None if there is none."""
+        for path in reversed(self.files()):
+            try:
+                state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            except (OSError, RuntimeError, EOFError) as error:
+                log.warning("%s cannot be read (%s); trying an older one", path, error)
+                continue
+            return state
+        return None
+
+
+@contextmanager
+def interruptions() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question the loop asks between two steps: stop now?
+
+    A second signal interrupts at once. Only the main thread can listen.
+    """
+    requested = threading.Event()
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
+            raise KeyboardInterrupt
+        requested.set()
+
+    main = threading.current_thread() is threading.main_thread()
+    signals = (signal.SIGINT, signal.SIGTERM) if main else ()
+    before = [(number, signal.signal(number, remember)) for number in signals]
+    try:
+        yield requested.is_set
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _json(content: object) -> str:

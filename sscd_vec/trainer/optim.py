@@ -57,6 +57,13 @@ def parameter_groups(
     return groups
 
 
+def scheduled(config: TrainConfig, step: int, steps: int) -> tuple[float, float]:
+    """The learning rate and the entropy weight at a step of a run."""
+    warmup = round(config.warmup * steps)
+    rate = config.peak_learning_rate * learning_rate_factor(step, steps, warmup)
+    return rate, config.entropy_weight * entropy_factor(step, steps, config.entropy_ramp)
+
+
 def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
     """Linear warm-up, then half a cosine down to zero, per step.
 

@@ -254,7 +254,7 @@ def freed_memory_kept(wanted: bool = True) -> Iterator[None]:
 
     Every step on a CPU asks for the same gigabytes of activations and frees them. glibc returns
     large blocks to the kernel, which clears every page when it hands them out again: a third of a
-    step. Call ``return_freed_memory`` every few steps all the same: what threads decode meanwhile
+    step. Call ``return_freed_memory`` every few steps anyway: what threads decode meanwhile
     lies between the blocks of a step and leaves holes that later steps cannot fill.
 
     Afterwards glibc's usual limits apply again, but it no longer adapts them by itself.

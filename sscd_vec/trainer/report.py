@@ -13,9 +13,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from PIL import Image
 from torch import Tensor
 
-from sscd_vec.files import write_whole, writing
+from sscd_vec.files import staging, write_whole, writing
 from sscd_vec.plots import save, training_report
 from sscd_vec.trainer.config import TrainConfig
 from sscd_vec.trainer.validation import Score
@@ -115,14 +117,9 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def write_skipped(out: Path, skipped: Mapping[str, str]) -> None:
-    """List unreadable images with the reason, one per line."""
-    if skipped:
-        lines = (f"{name}\t{reason}\n" for name, reason in sorted(skipped.items()))
-        write_whole(out / SKIPPED, "".join(lines))
-
-
-def write_report(out: Path, config: TrainConfig, score: Score | None) -> None:
+def write_report(
+    out: Path, config: TrainConfig, score: Score | None, skipped: Mapping[str, str] | None = None
+) -> None:
     """Write ``report.html`` (self-contained) and ``report.png`` from ``metrics.jsonl``.
 
     Args:
@@ -130,7 +127,11 @@ def write_report(out: Path, config: TrainConfig, score: Score | None) -> None:
         config: Its settings.
         score: The last validation, for histograms and spectrum; None takes the one of this run's
             previous report.
+        skipped: Unreadable images and why, listed in a file of their own if there are any.
     """
+    if skipped:
+        lines = (f"{name}\t{reason}\n" for name, reason in sorted(skipped.items()))
+        write_whole(out / SKIPPED, "".join(lines))
     metrics = read_metrics(out / METRICS)
     if not any("total" in line for line in metrics):
         return
@@ -171,6 +172,15 @@ def summary(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     if last["skipped_steps"]:
         said.append(("bad", f"{last['skipped_steps']} steps skipped: gradients not finite."))
     return said
+
+
+def write_preview(views: Tensor, path: Path) -> None:
+    """Write a contact sheet of pairs: ``(2n, 3, h, w)``, all first views, then all second ones."""
+    first, second = views.chunk(2)
+    sheet = contact_sheet(torch.cat([first, second], dim=3))
+    kind = Image.registered_extensions().get(path.suffix.lower(), "PNG")
+    with staging(path) as staged:
+        Image.fromarray(sheet).save(staged, format=kind)
 
 
 def contact_sheet(pairs: Tensor) -> npt.NDArray[np.uint8]:

@@ -22,12 +22,7 @@ from sscd_vec.trainer.config import TrainConfig
 from sscd_vec.trainer.distributed import Ranks, synchronize_batch_norm
 from sscd_vec.trainer.losses import Memory, Objective, backward
 from sscd_vec.trainer.model import SplitModel, normalize, whiten_head
-from sscd_vec.trainer.optim import (
-    AverageWeights,
-    build_optimizer,
-    entropy_factor,
-    learning_rate_factor,
-)
+from sscd_vec.trainer.optim import AverageWeights, build_optimizer, scheduled
 from sscd_vec.trainer.pixels import PixelSource
 from sscd_vec.trainer.validation import Score, Validation
 
@@ -193,10 +188,7 @@ class Run:
         """
         config, started = self._config, time.perf_counter()
         torch.manual_seed(_dropout_seed(config.seed, self.step, self._ranks.rank))
-        warmup = round(config.warmup * self.steps)
-        rate = config.peak_learning_rate * learning_rate_factor(self.step, self.steps, warmup)
-        ramp = entropy_factor(self.step, self.steps, config.entropy_ramp)
-        entropy_weight = config.entropy_weight * ramp
+        rate, entropy_weight = scheduled(config, self.step, self.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["scale"]
         statistics = {name: tensor.clone() for name, tensor in self.model.named_buffers()}

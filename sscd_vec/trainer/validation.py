@@ -5,6 +5,7 @@ images that are not references and must not match. Background descriptors come f
 which are neither.
 """
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,11 @@ from sscd_vec.trainer.augment.choices import draw, generator
 from sscd_vec.trainer.augment.overlay import Overlays
 from sscd_vec.trainer.augment.recipe import ADVANCED
 from sscd_vec.trainer.augment.views import augment, mix
+from sscd_vec.trainer.config import TrainConfig
 from sscd_vec.trainer.model import encode
 from sscd_vec.trainer.pixels import PixelSource, as_squares
+
+log = logging.getLogger(__name__)
 
 FEWEST_IMAGES = 8
 ENOUGH_IMAGES = 50  # with fewer, µAP moves by several points from one split to another
@@ -154,3 +158,21 @@ def _best(scores: npt.NDArray[np.float32]) -> Predictions:
     best = np.argpartition(-scores, count - 1, axis=1)[:, :count]
     queries = np.repeat(np.arange(len(scores)), count)
     return Predictions(queries, best.ravel(), np.take_along_axis(scores, best, axis=1).ravel())
+
+
+def validation_of(
+    images: PixelSource, background: PixelSource, config: TrainConfig, overlays: Overlays
+) -> Validation | None:
+    """The validation on held-out images; None, with a warning, if they are too few."""
+    if len(images) >= FEWEST_IMAGES:
+        if len(images) < ENOUGH_IMAGES:
+            log.warning("µAP on %d images is rough: raise holdout", len(images))
+        return Validation(images, background, config.size, overlays)
+    log.warning(
+        "no validation, and so the last weights are written, not the best: it needs %d "
+        "readable images and has %d. Raise holdout (now %g) or name others as validation",
+        FEWEST_IMAGES,
+        len(images),
+        config.holdout,
+    )
+    return None

@@ -34,7 +34,7 @@ from sscd_vec.adapters.milvus import (
 )
 from sscd_vec.adapters.milvus.connection import Connection
 from sscd_vec.adapters.milvus.rows import KEY_BYTES, Part, key_blocks
-from sscd_vec.adapters.milvus.search import Page, Request, banded, growing
+from sscd_vec.adapters.milvus.search import Page, Request, banded, growing, search_params
 from sscd_vec.adapters.milvus.settings import ForeignCollection, Settings, VectorType
 from sscd_vec.normalize import FingerprintMismatch, Normalizer
 
@@ -1013,7 +1013,7 @@ def test_half_precision_is_sent_and_read_as_such(
     part = Part(["a"], vectors[:1], None, 1)
     sent = part.entities(settings)[0]["vector"]
     assert sent.dtype == vector_type and sent.nbytes == 2 * settings.dim
-    read = settings.decoded([row.tobytes() for row in settings.encoded(vectors)])
+    read = settings.decoded([row.tobytes() for row in vectors.astype(settings.dtype)])
     np.testing.assert_allclose(read, vectors, atol=1e-3 if vector_type == "float16" else 4e-3)
 
 
@@ -1046,9 +1046,9 @@ def test_lite_has_float32_only(lite: str, normalizer: Normalizer, photos: Photos
 def test_searches_of_large_indexes_look_at_enough(normalizer: Normalizer) -> None:
     rabitq = Settings.choose(normalizer, "ip", "IVF_RABITQ", {"nlist": 4096}, "str")
     assert rabitq.params == {"nlist": 4096, "refine": True, "refine_type": "SQ8"}
-    assert rabitq.search_params(10, {"nprobe": 128})["params"] == {"nprobe": 128, "refine_k": 8}
+    assert search_params(rabitq, 10, {"nprobe": 128})["params"] == {"nprobe": 128, "refine_k": 8}
     disk = Settings.choose(normalizer, "ip", "DISKANN", None, "str")
-    assert disk.search_params(500, {})["params"] == {"search_list": 500}
+    assert search_params(disk, 500, {})["params"] == {"search_list": 500}
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.locks import LockHeldError, locked
 from sscd_vec.trainer import Result, TrainConfig, Trainer
 from sscd_vec.trainer.augment.views import Batch
-from sscd_vec.trainer.checkpoint import Checkpoints
-from sscd_vec.trainer.loop import LOCK
+from sscd_vec.trainer.loop import LOCK, Checkpoints
 from sscd_vec.trainer.report import read_metrics
 from sscd_vec.trainer.run import Run
 from tests.trainer import tiny

@@ -15,10 +15,11 @@ from sscd_vec.encoder import backends
 from sscd_vec.encoder.backends import Bfloat16Error, bfloat16_problem
 from sscd_vec.encoder.checkpoint import read_checkpoint
 from sscd_vec.encoder.model import SSCDModel
-from sscd_vec.files import ImageFile, find_images
+from sscd_vec.files import ImageFile
 from sscd_vec.trainer import TrainConfig, Trainer, TrainingDiverged
+from sscd_vec.trainer.augment.recipe import ADVANCED
 from sscd_vec.trainer.augment.views import Batch
-from sscd_vec.trainer.data import split
+from sscd_vec.trainer.data import Images
 from sscd_vec.trainer.distributed import Ranks
 from sscd_vec.trainer.model import initial_model
 from sscd_vec.trainer.pixels import Storage
@@ -133,7 +134,7 @@ def test_unreadable_photos_held_out_are_listed_too(
 ) -> None:
     photos = write_folder(tmp_path / "photos", 20, side=32)
     config = SMALL.with_changes(holdout=0.4, steps=1)
-    _, held_out = split(find_images(photos), config)
+    held_out = Images.find(photos, config, ADVANCED).held_out
     assert len(held_out) == 8
     held_out[0].path.write_bytes(b"no image")
     result = Trainer(config, device="cpu").fit(photos, tmp_path / "run", show_progress=False)

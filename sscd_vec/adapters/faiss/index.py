@@ -57,6 +57,8 @@ class FaissIndex(Index):
 
     _searcher: Searcher | None  # None once it is closed
 
+    metric: FaissMetric = "ip"  # that of the storage, once there is one
+
     def __init__(
         self,
         normalizer: Normalizer,
@@ -319,11 +321,6 @@ class FaissIndex(Index):
         """FAISS factory string the index was made with."""
         return self._storage.factory
 
-    @property
-    def metric(self) -> FaissMetric:
-        """``"ip"`` or ``"l2"``."""
-        return self._storage.metric
-
     def __repr__(self) -> str:
         """Kind and size."""
         if self._searcher is None:
@@ -361,7 +358,7 @@ class FaissIndex(Index):
         types.set_parameters(storage.index, storage.factory, self.parameters)
         searcher = Searcher(storage)
         searcher.use(self._device)
-        self._searcher = searcher
+        self._searcher, self.metric = searcher, storage.metric
 
     def _opened(self) -> Searcher:
         if self._searcher is None:

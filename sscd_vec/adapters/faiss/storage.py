@@ -116,7 +116,7 @@ class Storage:
 
     @classmethod
     def adopt(cls, index: faiss.Index, ids: Ids | None, metadata: list[str] | None) -> "Storage":
-        """Somebody else's index of plain descriptors, with one id per row.
+        """Someone else's index of plain descriptors, with one id per row.
 
         Raises:
             ValueError: If it does not have as many rows as ids, has them twice, or gives no scores.

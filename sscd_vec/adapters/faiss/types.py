@@ -144,7 +144,7 @@ def without_dead(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.Index:
 
 
 def without_id_map(index: faiss.Index, ids: Any) -> tuple[faiss.Index, Any]:  # noqa: ANN401
-    """Somebody's index and its ids, which an ``IndexIDMap`` has itself.
+    """Someone's index and its ids, which an ``IndexIDMap`` has itself.
 
     Raises:
         ValueError: If ids are missing, or rows have numbers of their own within lists.

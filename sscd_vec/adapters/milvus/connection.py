@@ -82,7 +82,7 @@ class Connection:
         retry_for: Seconds to keep trying while the server is unreachable.
         options: Passed to ``MilvusClient``: ``secure``, ``server_pem_path``, ``client_key_path``, …
 
-        client: A client that somebody else made, in place of one for ``address``. It is neither
+        client: A client that someone else made, in place of one for ``address``. It is neither
             replaced nor closed here.
 
     Attributes:
@@ -163,7 +163,7 @@ class Connection:
     def close(self) -> None:
         """Close the client; with the last one of a Lite file, other processes may open it.
 
-        A file that somebody else's client had opened before stays open.
+        A file that someone else's client had opened before stays open.
         """
         self._drop_client()
         self.closed = True
@@ -185,7 +185,7 @@ class Connection:
         return self._client
 
     def _load(self, collection: str) -> None:
-        """Load a collection that somebody released; a server that restarts does so by itself."""
+        """Load a collection that someone released; a server that restarts does so by itself."""
         try:
             self._connected().load_collection(collection, timeout=self._timeout)
         except (MilvusException, grpc.RpcError, grpc.FutureTimeoutError) as error:
@@ -254,7 +254,7 @@ def _users_of(uri: str) -> list[Connection]:
 
 
 def _is_served_to_others(uri: str) -> bool:
-    """Whether somebody else in this process has opened a Lite file before us."""
+    """Whether someone else in this process has opened a Lite file before us."""
     users = _users_of(uri)
     if users:
         return users[0]._shares_file

@@ -48,7 +48,7 @@ class Part(NamedTuple):
     def entities(self, settings: Settings) -> list[dict[str, Any]]:
         """The rows as Milvus takes them."""
         key, vector = settings.id_field, settings.vector_field
-        pairs = zip(self.ids, settings.encoded(self.vectors), strict=True)
+        pairs = zip(self.ids, self.vectors.astype(settings.dtype, copy=False), strict=True)
         if self.metadata is None:
             return [{key: i, vector: row} for i, row in pairs]
         return [

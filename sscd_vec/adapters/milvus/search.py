@@ -8,6 +8,7 @@ candidates), so there the page grows until it holds everything.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ from sscd_vec.adapters.arguments import Float32, Wanted, padded
 from sscd_vec.adapters.matches import Matches, Metadata
 from sscd_vec.adapters.milvus.connection import AnswerTooLarge
 from sscd_vec.adapters.milvus.rows import REQUEST_BYTES, between
-from sscd_vec.adapters.milvus.settings import EXACT, ID, Params, Settings
+from sscd_vec.adapters.milvus.settings import EXACT, ID, SEARCH, Params, Settings
 from sscd_vec.adapters.milvus.storage import Storage
 
 RESPONSE_HITS = 200_000  # some 20 MB with short metadata
@@ -46,30 +47,28 @@ class Request(NamedTuple):
 Ask = Callable[[Request], Page]
 
 
+@dataclass
 class Searcher:
     """Searches with one filter, with or without metadata.
 
-    Args:
+    Attributes:
         storage: Where.
         settings: Of the collection.
         params: Search parameters of the index.
         wanted: Filter, and whether to fetch metadata.
     """
 
-    def __init__(
-        self, storage: Storage, settings: Settings, params: Params, wanted: Wanted
-    ) -> None:
-        """Remember them."""
-        self._storage, self._params = storage, params
-        self._filter, self._metadata = wanted
-        self._settings = settings
-        self._hits = RESPONSE_HITS  # fewer, once metadata turn out to be long
-        self._apart = False  # whether metadata are fetched after the hits, rather than with them
+    storage: Storage
+    settings: Settings
+    params: Params
+    wanted: Wanted
+    _hits: int = RESPONSE_HITS  # fewer, once metadata turn out to be long
+    _apart: bool = False  # whether metadata are fetched after the hits, rather than with them
 
     def nearest(self, vectors: Float32, k: int, incomplete: str | None = None) -> Matches:
         """The ``k`` best of each vector; values in place of scores."""
-        if vectors.shape[1] < self._settings.dim:
-            vectors = padded(vectors, self._settings.dim)
+        if vectors.shape[1] < self.settings.dim:
+            vectors = padded(vectors, self.settings.dim)
         block = max(1, min(RESPONSE_HITS // k, REQUEST_QUERIES, self._sendable))
         pages = []
         for begin in range(0, len(vectors), block):
@@ -78,8 +77,8 @@ class Searcher:
 
     def within(self, vectors: Float32, radius: float) -> Matches:
         """All hits beyond ``radius``; values in place of scores."""
-        if vectors.shape[1] < self._settings.dim:
-            vectors = padded(vectors, self._settings.dim)
+        if vectors.shape[1] < self.settings.dim:
+            vectors = padded(vectors, self.settings.dim)
         block = max(1, min(RESPONSE_HITS // FIRST_HITS, self._sendable))
         pages = []
         for begin in range(0, len(vectors), block):
@@ -96,19 +95,19 @@ class Searcher:
         def ask(request: Request) -> Page:
             return self._ask(vector, request, radius)[0]
 
-        if self._storage.is_lite:
+        if self.storage.is_lite:
             return growing(ask)
-        limit = PAGE_WITH_METADATA if self._metadata else SERVER_LIMIT
-        worst = np.inf if self._settings.metric == "l2" else -np.inf
-        return banded(ask, limit, worst, self._settings.id_field)
+        limit = PAGE_WITH_METADATA if self.wanted.metadata else SERVER_LIMIT
+        worst = np.inf if self.settings.metric == "l2" else -np.inf
+        return banded(ask, limit, worst, self.settings.id_field)
 
     @property
     def _sendable(self) -> int:
-        return REQUEST_BYTES // (4 * self._settings.dim)
+        return REQUEST_BYTES // (4 * self.settings.dim)
 
     def _matches(self, pages: list[Page], incomplete: str | None = None) -> Matches:
         """One page per query as ``Matches``."""
-        settings = self._settings
+        settings = self.settings
         counts = [len(page.ids) for page in pages]
         ids = np.empty(sum(counts), dtype=np.int64 if settings.id_type == "int" else object)
         ids[:] = [i for page in pages for i in page.ids]
@@ -130,7 +129,7 @@ class Searcher:
             try:
                 pages += self._send(part, request, radius)
             except AnswerTooLarge:
-                if self._apart or not self._metadata:
+                if self._apart or not self.wanted.metadata:
                     raise
                 if len(part) == 1:
                     self._apart = True
@@ -139,22 +138,23 @@ class Searcher:
         return pages
 
     def _send(self, vectors: Float32, request: Request, radius: float | None) -> list[Page]:
-        settings, storage = self._settings, self._storage
+        settings, storage = self.settings, self.storage
         bounds = {} if radius is None else {"radius": radius}
         if request.best is not None:
             bounds["range_filter"] = request.best
         # A radius on Lite picks from five times the limit; a graph must walk as far.
         reach = 5 * request.limit if bounds and storage.is_lite else request.limit
-        filters = [f"({part})" for part in (self._filter, request.filter) if part]
-        together = bool(self._metadata and not self._apart and settings.metadata_fields)
-        found = storage.call(
+        filters = [f"({part})" for part in (self.wanted.filter, request.filter) if part]
+        together = bool(self.wanted.metadata and not self._apart and settings.metadata_fields)
+        found = storage.connection.call(
             "search",
-            data=self._settings.encoded(vectors),
+            collection_name=storage.name,
+            data=vectors.astype(settings.dtype, copy=False),
             anns_field=settings.vector_field,
             limit=request.limit,
             filter=" and ".join(filters),
             partition_names=[storage.partition],
-            search_params=settings.search_params(reach, self._params, **bounds),
+            search_params=search_params(settings, reach, self.params, **bounds),
             # Asked for none, Lite gives all.
             output_fields=[*settings.metadata_fields] if together else [settings.id_field],
             consistency_level=storage.consistency,
@@ -164,11 +164,20 @@ class Searcher:
             more: list[Metadata | None] | None = None
             if together:
                 more = [hit["entity"] or None for hit in hits]
-            elif self._metadata and settings.metadata_fields:
+            elif self.wanted.metadata and settings.metadata_fields:
                 stored = storage.metadata(hits.ids)
                 more = [stored.get(i) for i in hits.ids]
             pages.append(Page(hits.ids, hits.distances, more))
         return pages
+
+
+def search_params(settings: Settings, k: int, given: Params, **bounds: float) -> dict[str, Any]:
+    """Parameters of one search for ``k`` neighbours, with range bounds if any."""
+    params = {**SEARCH.get(settings.index_type, {}), **given, **bounds}
+    for width in ("ef", "search_list"):  # Milvus refuses less than k
+        if width in params:
+            params[width] = max(int(params[width]), k)
+    return {"metric_type": settings.metric.upper(), "params": params}
 
 
 # ---------------------------------------------------------------------- pages

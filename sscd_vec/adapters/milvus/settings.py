@@ -9,10 +9,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from pymilvus import CollectionSchema, DataType, MilvusClient
 
 from sscd_vec.adapters.arguments import Float32, IdType, check_fingerprint
@@ -154,7 +154,7 @@ class Settings:
         id_field: str,
         vector_field: str,
     ) -> "Settings":
-        """The settings of somebody else's collection of plain descriptors.
+        """The settings of someone else's collection of plain descriptors.
 
         Raises:
             ForeignCollection: If its fields are of other types, or its metric gives no scores.
@@ -254,22 +254,19 @@ class Settings:
                     f"{version}; choose another, or update the server"
                 )
 
-    def encoded(self, vectors: Float32) -> NDArray[Any]:
-        """Vectors as they are sent.
+    def decoded(self, vectors: Sequence[Any]) -> Float32:
+        """Vectors as they come back: numbers, or bytes of 16 bits each."""
+        if vectors and isinstance(vectors[0], bytes):
+            vectors = [np.frombuffer(vector, self.dtype) for vector in vectors]
+        return np.array(vectors).astype(np.float32)
+
+    @cached_property
+    def dtype(self) -> Any:  # noqa: ANN401 - numpy has no bfloat16 of its own
+        """Numbers of the vectors as they are sent.
 
         Raises:
             ImportError: bfloat16 needs a package that numpy does without.
         """
-        return vectors.astype(self._dtype, copy=False)
-
-    def decoded(self, vectors: Sequence[Any]) -> Float32:
-        """Vectors as they come back: numbers, or bytes of 16 bits each."""
-        if vectors and isinstance(vectors[0], bytes):
-            vectors = [np.frombuffer(vector, self._dtype) for vector in vectors]
-        return np.array(vectors).astype(np.float32)
-
-    @property
-    def _dtype(self) -> Any:  # noqa: ANN401 - numpy has no bfloat16 of its own
         if self.vector_type != "bfloat16":
             return np.dtype(self.vector_type)
         try:
@@ -304,14 +301,6 @@ class Settings:
             params={"params": dict(self.params)} if lite and self.params else dict(self.params),
         )
         return params
-
-    def search_params(self, k: int, given: Params, **bounds: float) -> dict[str, Any]:
-        """Parameters of one search for ``k`` neighbours, with range bounds if any."""
-        params = {**SEARCH.get(self.index_type, {}), **given, **bounds}
-        for width in ("ef", "search_list"):  # Milvus refuses less than k
-            if width in params:
-                params[width] = max(int(params[width]), k)
-        return {"metric_type": self.metric.upper(), "params": params}
 
 
 def require_metric(metric: Metric | None) -> None:

@@ -41,7 +41,7 @@ class Storage:
         index_params: Build parameters for a new collection.
         consistency: Consistency level of reads.
         id_length: Longest string id in bytes, for a new collection.
-        adopted: Settings of a collection that somebody else made.
+        adopted: Settings of a collection that someone else made.
 
     Attributes:
         settings: What the collection was made with; None before it is made.
@@ -361,13 +361,13 @@ class Storage:
             self.call("create_partition", partition_name=self.partition)
         except MilvusError:
             if not self.call("has_partition", partition_name=self.partition):
-                raise  # else somebody was faster
+                raise  # else someone was faster
 
 
 def foreign_settings(
     connection: Connection, name: str, id_field: str, vector_field: str
 ) -> Settings:
-    """The settings of somebody else's collection.
+    """The settings of someone else's collection.
 
     Raises:
         ForeignCollection: If its fields or its metric cannot be used.
