@@ -249,7 +249,7 @@ class _Server:
         """Pixels of an image of the bank."""
         file = await run_in_threadpool(self.engine.file_of, key)
         try:
-            return await self.decoding.decode(file, await self.decoding.measure(file), side)
+            return await self.decoding.show(file, side)
         except (ImageError, Refused) as error:
             if isinstance(error, Refused) and error.status == 503:
                 raise

@@ -18,7 +18,7 @@ from sscd_vec.app.limits import (
     Send,
 )
 from sscd_vec.app.metrics import Metrics
-from sscd_vec.app.uploads import PixelBudget
+from sscd_vec.app.uploads import Budget
 from sscd_vec.app.worker import Worker
 
 HEADERS = [(b"host", b"localhost")]
@@ -99,9 +99,35 @@ def test_slow_upload_and_slow_work_end() -> None:
     asyncio.run(scenario())
 
 
+def test_uploads_are_counted_together() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await release.wait()
+            await _ok(scope, receive, send)
+
+        async def large() -> Message:
+            return {"type": "http.request", "body": bytes(100), "more_body": False}
+
+        guard = Guard(reading, Limits(body=100), Metrics())
+        asked = [asyncio.create_task(_ask(guard, large)) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        ((status, headers),) = [task.result() for task in asked if task.done()]
+        assert (status, headers[b"retry-after"], headers[b"connection"]) == (503, b"1", b"close")
+        release.set()
+        statuses = [status for status, _ in await asyncio.gather(*asked)]
+        assert sorted(statuses) == [200, 200, 200, 503]
+        assert guard.held == 0
+        assert (await _ask(guard, large))[0] == 200
+
+    asyncio.run(scenario())
+
+
 def test_pixels_are_waited_for_in_order_and_come_back() -> None:
     async def scenario() -> None:
-        budget = PixelBudget(10)
+        budget = Budget(10)
         begun: list[str] = []
         release = {name: asyncio.Event() for name in "abcd"}
 
