@@ -173,13 +173,20 @@ class _Held:
         return [ValueError("bad item") if item == "bad" else item * 2 for item in items]
 
 
+async def _until_taken(worker: Worker) -> None:
+    """Wait until the worker's thread has what was handed in."""
+    await asyncio.sleep(0)  # let it be handed in
+    while worker.depth:
+        await asyncio.sleep(0.01)
+
+
 def test_waiting_requests_share_a_batch() -> None:
     held = _Held()
     worker = Worker({"double": held}, Metrics(), batch=4, waiting=50)
 
     async def scenario() -> list[Any]:
         first = asyncio.create_task(worker.ask("double", 0))
-        await asyncio.sleep(0.1)
+        await _until_taken(worker)
         rest = [asyncio.create_task(worker.ask("double", n)) for n in range(1, 10)]
         await asyncio.sleep(0.05)
         held.gate.set()
@@ -214,13 +221,39 @@ def test_one_bad_item_fails_alone_and_kinds_do_not_mix() -> None:
     worker.close()
 
 
+def test_a_search_waits_for_one_batch_of_slow_work_at_most() -> None:
+    slow, quick = _Held(), _Held()
+    quick.gate.set()
+    worker = Worker({"slow": slow, "quick": quick}, Metrics())
+    done: list[object] = []
+
+    async def ask(kind: str, item: int, weight: float) -> None:
+        done.append(await worker.ask(kind, item, weight) // 2)
+
+    async def scenario() -> None:
+        first = asyncio.create_task(ask("slow", 0, 1.0))
+        await _until_taken(worker)
+        tasks = [asyncio.create_task(ask("slow", n, 0.5)) for n in range(1, 7)]
+        await asyncio.sleep(0.02)
+        tasks += [asyncio.create_task(ask("quick", n, 0.0)) for n in (100, 101)]
+        await asyncio.sleep(0.02)
+        slow.gate.set()
+        await asyncio.gather(first, *tasks)
+
+    asyncio.run(scenario())
+    assert slow.batches == [[0], [1, 2], [3, 4], [5, 6]]
+    assert quick.batches == [[100, 101]]
+    assert done.index(100) < done.index(3)
+    worker.close()
+
+
 def test_full_queue_and_given_up_requests() -> None:
     held = _Held()
     worker = Worker({"double": held}, Metrics(), waiting=2)
 
     async def scenario() -> None:
         tasks = [asyncio.create_task(worker.ask("double", 0))]
-        await asyncio.sleep(0.1)  # taken by the thread
+        await _until_taken(worker)
         tasks += [asyncio.create_task(worker.ask("double", n)) for n in (1, 2)]
         await asyncio.sleep(0.02)
         with pytest.raises(Refused) as refusal:
