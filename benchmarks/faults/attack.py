@@ -14,6 +14,7 @@ The server is the real program with the shipped model.
 import argparse
 import asyncio
 import json
+import os
 import random
 import resource
 import socket
@@ -60,6 +61,7 @@ class Program:
         assert self._server.stdout is not None
         self.url = str(json.loads(self._server.stdout.readline())["url"])
         self.peak = self.tree_peak = 0
+        self.loads: list[float] = []
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._watching.start()
 
@@ -73,6 +75,7 @@ class Program:
             own = resident_mib(self._server.pid)
             tree = own + sum(map(resident_mib, children(self._server.pid)))
             self.peak, self.tree_peak = max(self.peak, own), max(self.tree_peak, tree)
+            self.loads.append(os.getloadavg()[0])
             time.sleep(0.05)
 
 
@@ -141,6 +144,7 @@ async def attack_with_bombs(url: str, rounds: int, seed: int) -> Figures:
         "statuses": dict(sorted(statuses.items())),
         "honest_searches": len(waits),
         "honest_failures": failures,
+        "honest_above_2_seconds": sum(wait > 2 for wait in waits),
         "honest_seconds": {
             f"p{p}": round(float(np.percentile(waits, p)), 2) for p in (50, 90, 100)
         },
@@ -236,7 +240,10 @@ def main() -> None:
                 figures = _run(campaign, program.url, options)
             finally:
                 program.stop()
-        figures |= {"peak_mib": {"server": program.peak, "with_decoders": program.tree_peak}}
+        figures |= {
+            "peak_mib": {"server": program.peak, "with_decoders": program.tree_peak},
+            "load_average_of_the_machine": round(float(np.mean(program.loads)), 1),
+        }
         print(campaign, figures, flush=True)
         results.write(f"faults_{campaign}", figures)
 

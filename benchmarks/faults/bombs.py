@@ -32,6 +32,10 @@ def bombs() -> dict[str, bytes]:
         "PNG, 10 gigapixels": png_bomb(100_000, 100_000),
         "PNG, text of 60 MB": text_bomb(60 * 2**20),
         "GIF, 60 megapixels": encoded(Image.new("P", (7700, 7700)), "GIF"),
+        "JPEG, 60 megapixels in ten scans": encoded(
+            Image.new("RGB", (7700, 7700)), "JPEG", progressive=True, subsampling=0
+        ),
+        "WebP, 26 megapixels": encoded(Image.new("RGB", (5100, 5100)), "WEBP", lossless=True),
         "WebP, 100 megapixels": encoded(Image.new("RGB", (10_000, 10_000)), "WEBP", lossless=True),
     }
 

@@ -1,10 +1,13 @@
 """Load on `sscd-vec serve`: many clients at once for a minute, statuses, latencies and memory.
 
-    python benchmarks speed/serve_load [--model MODEL] [--clients 50] [--seconds 60]
+    python benchmarks speed/serve_load [--model MODEL] [--clients 50] [--seconds 600]
+    python benchmarks speed/serve_load --clients 200 --seconds 60 --name serve_crowd
 
 Starts the real program on a bank of drawn pictures. Each client searches for an edited copy again
-and again, with a fresh choice of picture. An error is any answer but 200; memory is the server's
-resident set, sampled each second and compared before, in the first and in the second half.
+and again, with a fresh choice of picture; one that is told to come back (503 with ``Retry-After``)
+waits as long. An error is any other answer than these two. Memory is the server's resident set with
+its decoders', sampled each second and compared before, in the first and in the second half. Latency
+is that of answered searches; on a machine that is busy with other work the CPU time says more.
 """
 
 import argparse
@@ -23,10 +26,12 @@ import numpy as np
 
 import results
 from accuracy.command_model import default_model, label, open_encoder
+from faults.attack import children
 from speed.measure import resident_mib
 from sscd_vec.cli.pictures import EDITS, draw
 
 PICTURES = 48
+POLITE = "503, come back later"
 
 
 def main() -> None:
@@ -34,7 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a model or imagenet:TRUNK; the shipped one by default")
     parser.add_argument("--clients", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--name", default="serve_load", help="of the record")
     parser.add_argument("--concurrent", type=int, default=16)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +67,7 @@ def main() -> None:
             server.wait(20)
     print(figures)
     fingerprint = open_encoder(asked.model).fingerprint
-    results.write("serve_load", {"model": label(asked.model), **figures}, encoder=fingerprint)
+    results.write(asked.name, {"model": label(asked.model), **figures}, encoder=fingerprint)
 
 
 async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str, object]:
@@ -76,6 +82,8 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
     statuses: dict[str, int] = {}
     latencies: list[float] = []
     memory: list[float] = []
+    busy: list[float] = []
+    cpu = cpu_seconds(pid)
     stop = time.monotonic() + seconds
 
     async def client(number: int) -> None:
@@ -89,12 +97,17 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
                     status = str(answer.status_code)
                 except httpx.HTTPError as error:
                     status = type(error).__name__
+                if status == "503" and "retry-after" in answer.headers:
+                    status = POLITE
+                    await asyncio.sleep(int(answer.headers["retry-after"]))
+                elif status == "200":
+                    latencies.append(time.monotonic() - start)
                 statuses[status] = statuses.get(status, 0) + 1
-                latencies.append(time.monotonic() - start)
 
     async def watch() -> None:
         while time.monotonic() < stop:
-            memory.append(resident_mib(pid))
+            memory.append(resident_mib(pid) + sum(map(resident_mib, children(pid))))
+            busy.append(os.getloadavg()[0])
             await asyncio.sleep(1)
 
     await asyncio.gather(watch(), *(client(number) for number in range(clients)))
@@ -103,13 +116,16 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
     batches = float(re.search(r"^sscd_vec_batch_images_count (\S+)", text, re.M)[1])  # type: ignore[index]
     images = float(re.search(r"^sscd_vec_images_total (\S+)", text, re.M)[1])  # type: ignore[index]
     half = len(memory) // 2
+    requests = sum(statuses.values())
     return {
         "clients": clients,
         "seconds": seconds,
-        "requests": len(latencies),
+        "requests": requests,
         "statuses": statuses,
-        "errors": len(latencies) - statuses.get("200", 0),
-        "requests_per_second": round(len(latencies) / seconds, 1),
+        "errors": requests - len(latencies) - statuses.get(POLITE, 0),
+        "searches_per_second": round(len(latencies) / seconds, 1),
+        "cpu_seconds_per_search": round((cpu_seconds(pid) - cpu) / len(latencies), 4),
+        "load_average_of_the_machine": round(float(np.mean(busy)), 1),
         "latency_ms": {
             f"p{p}": round(1000 * float(np.percentile(latencies, p)), 1) for p in (50, 90, 99, 100)
         },
@@ -120,6 +136,15 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
             "second_half_max": round(max(memory[half:])),
         },
     }
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of the server and its decoders so far."""
+    total = 0.0
+    for each in (pid, *children(pid)):
+        fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
+        total += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def _address(server: "subprocess.Popen[str]") -> str:

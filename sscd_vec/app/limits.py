@@ -2,7 +2,8 @@
 
 Order of refusal, cheapest first: unknown host (400, DNS rebinding), foreign origin (403), declared
 body too large (413), no token (401), too many requests waiting (503 with ``Retry-After``). Then
-the body is counted as it arrives (413) against a clock (408 while receiving, 503 afterwards).
+the body is counted as it arrives (413), with those of the other requests (503), against a clock
+(408 while receiving, 503 afterwards).
 ``connections`` guards what comes before a request: idle connections and slow headers.
 """
 
@@ -81,6 +82,11 @@ class Limits:
         """Pixels that the images of one request may have together."""
         return 4 * self.pixels
 
+    @property
+    def bodies(self) -> int:
+        """Bytes that all requests together may have sent and not yet had answered."""
+        return 3 * self.body
+
 
 class Refused(Exception):
     """A request that is answered with an error.
@@ -88,24 +94,25 @@ class Refused(Exception):
     Attributes:
         status: HTTP status.
         message: What was expected and what came.
+        unread: Whether the rest of the body is left unread, and the connection closed.
     """
 
-    def __init__(self, status: int, message: str) -> None:
-        """Keep both."""
+    def __init__(self, status: int, message: str, *, unread: bool = False) -> None:
+        """Keep all of it."""
         super().__init__(message)
         self.status = status
         self.message = message
+        self.unread = unread or status in (408, 413)
 
     @property
     def headers(self) -> dict[str, str]:
         """What goes with the status."""
+        headers = {"connection": "close"} if self.unread else {}
         if self.status == 503:
-            return {"retry-after": "1"}
+            headers["retry-after"] = "1"
         if self.status == 401:
-            return {"www-authenticate": "Bearer"}
-        if self.status in (408, 413):  # do not read the rest of the body
-            return {"connection": "close"}
-        return {}
+            headers["www-authenticate"] = "Bearer"
+        return headers
 
 
 class Guard:
@@ -128,6 +135,7 @@ class Guard:
         self.hosts = hosts
         self.slots = asyncio.Semaphore(limits.concurrent)
         self.admitted = 0
+        self.held = 0  # bytes of bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or say why not."""
@@ -180,6 +188,7 @@ class Guard:
             raise Refused(status, f"not finished within {self.limits.timeout:g} s") from error
         finally:
             self.admitted -= 1
+            self.held -= body.count
 
     def _check_host(self, headers: MutableMapping[str, str]) -> None:
         try:
@@ -237,9 +246,14 @@ class _Body:
 
     async def __call__(self) -> Message:
         message = await self.receive()
-        self.count += len(message.get("body", b""))
+        received = len(message.get("body", b""))
+        self.count += received
+        self.guard.held += received
         if self.count > self.guard.limits.body:
             raise self.guard._too_large(f"more than {self.guard.limits.body}")
+        if self.guard.held > self.guard.limits.bodies:
+            self.guard.metrics.refuse("bodies")
+            raise Refused(503, "too many large uploads at once; try again soon", unread=True)
         self.complete = self.complete or not message.get("more_body", False)
         return message
 

@@ -36,6 +36,9 @@ STATIC = {
 }
 LARGEST_SIDE = 1600  # pixels along the long side of an image that is shown
 QUALITY = 85
+# Searches wait for one batch of other work at most: so many heatmaps, or values of images to add.
+HEATMAP_WEIGHT = 1 / 4
+FEW_VALUES = 3 * 2**22
 JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}}}}
 TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
 GUARDED = (400, 401, 413, 503)  # what the guard may answer to any request
@@ -163,7 +166,9 @@ class _Server:
         """Add images to the bank. Answered when they are safe on disk."""
         upload = await read_upload(request, self.limits)
         async with self.decoding.hold(upload.contents) as images:
-            ids = await asyncio.gather(*(self._ask("add", image) for image in images))
+            ids = await asyncio.gather(
+                *(self._ask("add", image, image.size / FEW_VALUES) for image in images)
+            )
         return answers.Added(ids=ids)
 
     async def remove(self, removal: answers.Removal) -> answers.Removed:
@@ -178,7 +183,7 @@ class _Server:
             raise Refused(400, f"key: expected a whole number from 1 to {answers.LARGEST_KEY}")
         async with self.decoding.hold(upload.contents[:1]) as images:
             pair = Pair(images[0], await self._shown(key, IMAGE_SIDE))
-            query, reference = await self._ask("heatmap", pair)
+            query, reference = await self._ask("heatmap", pair, HEATMAP_WEIGHT)
         return answers.Heatmaps(
             query=answers.Grid(**grid(query)), reference=answers.Grid(**grid(reference))
         )
@@ -237,11 +242,11 @@ class _Server:
 
     # ------------------------------------------------------------------ shared
 
-    async def _ask(self, kind: str, item: object) -> Any:  # noqa: ANN401 - the handler's own type
+    async def _ask(self, kind: str, item: object, weight: float = 0.0) -> Any:  # noqa: ANN401 - the handler's own type
         if self.worker is None:
             raise Refused(503, "the server is starting; try again in a second")
         try:
-            return await self.worker.ask(kind, item)
+            return await self.worker.ask(kind, item, weight)
         except OSError as error:
             raise refusal_of(error) from error
 
@@ -249,7 +254,7 @@ class _Server:
         """Pixels of an image of the bank."""
         file = await run_in_threadpool(self.engine.file_of, key)
         try:
-            return await self.decoding.decode(file, await self.decoding.measure(file), side)
+            return await self.decoding.show(file, side)
         except (ImageError, Refused) as error:
             if isinstance(error, Refused) and error.status == 503:
                 raise

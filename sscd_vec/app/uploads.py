@@ -7,10 +7,10 @@ from the header and, if that is small enough, decode the image: what goes wrong 
 there, and a thread that cannot be stopped never decodes.
 
 Limits on bytes and on each image are not enough: an image of one colour is a thousand times larger
-decoded than sent, one request brings several, and many requests many. So images that take long are
-decoded one at a time in lanes of their own, where few may wait, and small ones go on beside them;
-every image is reduced to a few megapixels when it arrives, and there is a budget for all that are
-held.
+decoded than sent, one request brings several, and many requests many. So every image is reduced to
+a few megapixels where it is decoded. Those that take long or much memory are decoded one at a time
+in lanes of their own, by processes that leave the processor to others, where few may wait, and with
+one budget of memory; small ones go on beside them. There is a budget for all pixels that are held.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ import zipfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -31,9 +31,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from sscd_vec.app.answers import LONGEST_NAME
 from sscd_vec.app.limits import Limits, Refused
-from sscd_vec.encoder.images import ImageError, ImageInput
-from sscd_vec.encoder.isolation import Decoders
-from sscd_vec.encoder.opening import BYTES_PER_ALLOWED_PIXEL, NOT_AN_IMAGE, TOO_LARGE
+from sscd_vec.encoder.images import ImageError, ImageInput, TargetSize
+from sscd_vec.encoder.isolation import Decoders, Measured
+from sscd_vec.encoder.opening import NOT_AN_IMAGE, TOO_LARGE
+from sscd_vec.files import ImageFile
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 
@@ -43,10 +44,13 @@ PDF_WITHIN = 1024  # a PDF may start this late in a file
 KEPT_PIXELS = 2**22  # of an image once it is decoded: more show nothing more to any model
 DRAFT_SIDE = 512  # large JPEGs are decoded at a fraction, not below twice that
 MEDIUM, LARGE = 4_000_000, 16_000_000  # pixels, or what takes as long; above, one at a time
+SMALL_BYTES = 64 * 2**20  # what decoding a small image may take
+BYTES_PER_PIXEL = 8  # of ``Limits.pixels``: what decoding may take, and all slow images together
+PATIENCE = 10  # niceness of the processes that decode slow images
 FAST_LANE = min(4, max(2, os.cpu_count() or 1))
 JPEG, SCAN = b"\xff\xd8\xff", b"\xff\xda"
 JPEG_SPEED, COMMON_SCANS = 4, 10  # times as fast as others, with no more than so many scans
-HELD_IMAGES = 16  # at full ``KEPT_PIXELS``; the budget for all requests together
+HELD_IMAGES = 6  # at full ``KEPT_PIXELS``; of all requests in the fast lane, and of the others
 
 
 @dataclass
@@ -140,12 +144,12 @@ class Decoding:
     def __init__(self, limits: Limits) -> None:
         """Prepare; the processes start when they are first needed."""
         self._limits = limits
-        self._decoders = Decoders(
-            FAST_LANE + 2,
-            memory=BYTES_PER_ALLOWED_PIXEL * limits.pixels,
-            seconds=limits.decoding,
-        )
-        self._held = PixelBudget(HELD_IMAGES * KEPT_PIXELS)
+        memory, seconds = BYTES_PER_PIXEL * limits.pixels, limits.decoding
+        self._fast = Decoders(FAST_LANE, memory=memory, seconds=seconds)
+        self._slow = Decoders(2, memory=memory, seconds=seconds, patience=PATIENCE)
+        self._memory = Budget(memory)  # of slow images that are being decoded
+        # Small images never wait for pixels that requests with slow ones hold.
+        self._held, self._held_slow = (Budget(HELD_IMAGES * KEPT_PIXELS) for _ in range(2))
         # Whoever waits holds a slot of the server: some slots are always left for small images.
         self._small = Lane(FAST_LANE, limits.concurrent + limits.waiting)
         self._medium = Lane(1, limits.concurrent // 2)
@@ -153,7 +157,8 @@ class Decoding:
 
     def close(self) -> None:
         """End the processes."""
-        self._decoders.close()
+        self._fast.close()
+        self._slow.close()
 
     @asynccontextmanager
     async def hold(self, contents: Sequence[bytes]) -> AsyncIterator[list[Pixels]]:
@@ -163,42 +168,33 @@ class Decoding:
             Refused: 413 for too many pixels, 415 for what is not an image or more than one thing,
                 422 for a broken one, 503 if too many large ones wait.
         """
-        sizes = [await self._measure(content) for content in contents]
-        if sum(sizes) > self._limits.together:
+        found = [await self._measure(content) for content in contents]
+        together = sum(each.pixels for each in found)
+        if together > self._limits.together:
             raise Refused(
                 413,
                 f"the images of a request may have {self._limits.together} pixels together, these "
-                f"have {sum(sizes)}; send fewer at once",
+                f"have {together}; send fewer at once",
             )
-        async with self._held.take(sum(min(size, KEPT_PIXELS) for size in sizes)):
+        held = self._held_slow if any(self._is_slow(each) for each in found) else self._held
+        async with held.take(sum(min(each.pixels, KEPT_PIXELS) for each in found)):
             yield [
-                await self.decode(content, cost_of(content, size), DRAFT_SIDE)
-                for content, size in zip(contents, sizes, strict=True)
+                await self._decode_as(content, each, DRAFT_SIDE)
+                for content, each in zip(contents, found, strict=True)
             ]
 
-    async def decode(self, source: ImageInput, cost: int, side: int) -> Pixels:
-        """Decode one image, in the lane for its size.
-
-        Args:
-            source: The image.
-            cost: How many pixels it has, or takes as long as.
-            side: Large JPEGs are decoded at a fraction, not below twice this.
-        """
-        lane = self._small if cost <= MEDIUM else self._medium if cost <= LARGE else self._large
-        async with lane.enter():
-            return await run_in_threadpool(self._decode, source, side)
-
-    async def measure(self, source: ImageInput) -> int:
-        """How many pixels an image has, by its header.
+    async def show(self, file: ImageFile, side: int) -> Pixels:
+        """Decode an image of the bank; a large JPEG at a fraction, not below twice ``side``.
 
         Raises:
             ImageError: Its header cannot be read.
+            Refused: Its pixels cannot, or 503 if too many large ones wait.
         """
         async with self._small.enter():
-            height, width = await run_in_threadpool(self._decoders.measure, source)
-        return height * width
+            measured = await run_in_threadpool(self._fast.measure, file, **_reduced(side))
+        return await self._decode_as(file, Cost.of(measured), side)
 
-    async def _measure(self, content: bytes) -> int:
+    async def _measure(self, content: bytes) -> "Cost":
         if not content:
             raise Refused(422, "the image is empty")
         if content.startswith(ICON):
@@ -206,39 +202,48 @@ class Decoding:
         if await run_in_threadpool(_is_polyglot, content):
             raise Refused(415, "the file is an image and something else at once; send only one")
         try:
-            pixels = await self.measure(content)
+            async with self._small.enter():
+                measured = await run_in_threadpool(
+                    self._fast.measure, content, **_reduced(DRAFT_SIDE)
+                )
         except ImageError as error:
             raise _refusal(error) from error
-        if pixels > self._limits.pixels:
+        cost = Cost.of(measured, content)
+        if cost.pixels > self._limits.pixels:
             raise Refused(
                 413,
-                f"an image may have {self._limits.pixels} pixels, this one has {pixels}; send it "
-                "smaller",
+                f"an image may have {self._limits.pixels} pixels, this one has {cost.pixels}; send "
+                "it smaller",
             )
-        return pixels
+        return cost
 
-    def _decode(self, source: ImageInput, side: int) -> Pixels:
-        try:
-            pixels = self._decoders.load_pixels(source, reduce_to=lambda *_: (side, side))
-            return reduce_pixels(pixels)
-        except ImageError as error:
-            raise _refusal(error) from error
+    def _is_slow(self, cost: "Cost") -> bool:
+        return cost.work > MEDIUM or cost.memory > SMALL_BYTES
+
+    async def _decode_as(self, source: ImageInput, cost: "Cost", side: int) -> Pixels:
+        """Decode one image, in the lane for its cost."""
+        if not self._is_slow(cost):
+            async with self._small.enter():
+                return await run_in_threadpool(_decode, self._fast, source, side)
+        lane = self._medium if cost.work <= LARGE else self._large
+        async with lane.enter(), self._memory.take(cost.memory):
+            return await run_in_threadpool(_decode, self._slow, source, side)
 
 
-class PixelBudget:
-    """Pixels that may be held at once: requests take their share whole, in order."""
+class Budget:
+    """Pixels or bytes that may be held at once: each takes its share whole, in order."""
 
     def __init__(self, total: int) -> None:
-        """Set the number of pixels there are."""
+        """Set how many there are."""
         self.total = total
         self._free = total
         self._turn = asyncio.Lock()
         self._returned = asyncio.Event()
 
     @asynccontextmanager
-    async def take(self, pixels: int) -> AsyncIterator[None]:
-        """Hold so many pixels, once they are free; all of them at most."""
-        share = min(pixels, self.total)
+    async def take(self, wanted: int) -> AsyncIterator[None]:
+        """Hold so many, once they are free; all of them at most."""
+        share = min(wanted, self.total)
         # One waits at a time, so that many small requests do not keep a large one out.
         async with self._turn:
             while self._free < share:
@@ -252,20 +257,43 @@ class PixelBudget:
             self._returned.set()
 
 
-def cost_of(content: bytes, pixels: int) -> int:
-    """How many pixels of a PNG take as long to decode: a JPEG is faster, with many scans slower."""
-    if not content.startswith(JPEG):
-        return pixels
-    return int(pixels / JPEG_SPEED * max(1.0, content.count(SCAN) / COMMON_SCANS))
+@dataclass(frozen=True)
+class Cost:
+    """What decoding an image takes.
+
+    Attributes:
+        pixels: Width times height.
+        work: How many pixels of a PNG take as long.
+        memory: Bytes, at most.
+    """
+
+    pixels: int
+    work: int
+    memory: int
+
+    @classmethod
+    def of(cls, measured: Measured, content: bytes = b"") -> "Cost":
+        """A JPEG is faster than others, one with many scans slower."""
+        pixels = work = measured.height * measured.width
+        if content.startswith(JPEG):
+            work = int(pixels / JPEG_SPEED * max(1.0, content.count(SCAN) / COMMON_SCANS))
+        return cls(pixels, work, measured.memory)
 
 
-def reduce_pixels(pixels: Pixels) -> Pixels:
-    """The image averaged down to at most ``KEPT_PIXELS``, by a whole factor."""
-    height, width = pixels.shape[:2]
-    factor = 1
-    while (height // factor) * (width // factor) > KEPT_PIXELS:
-        factor += 1
-    return pixels if factor == 1 else np.array(Image.fromarray(pixels).reduce(factor))
+class _Reduced(TypedDict):
+    reduce_to: TargetSize
+    most_pixels: int
+
+
+def _reduced(side: int) -> _Reduced:
+    return {"reduce_to": lambda *_: (side, side), "most_pixels": KEPT_PIXELS}
+
+
+def _decode(decoders: Decoders, source: ImageInput, side: int) -> Pixels:
+    try:
+        return decoders.load_pixels(source, **_reduced(side))
+    except ImageError as error:
+        raise _refusal(error) from error
 
 
 def _refusal(error: ImageError) -> Refused:

@@ -4,12 +4,14 @@ Requests that arrive while it works wait in a bounded queue; it then takes what 
 ``batch`` images (after at most ``patience`` seconds for a first companion), and answers them with
 one forward pass and one index search. A network costs less per image in a batch, so throughput
 grows with the load; a lone request waits no more than ``patience``.
+
+Kinds of work take turns, and what is slow (adding large images) comes in small batches: a search
+waits for one batch of each other kind at most, however many of those wait.
 """
 
 import asyncio
-import queue
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -24,13 +26,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class _Job(Generic[T, R]):
-    kind: str
     item: T
+    weight: float
     done: "Future[R]" = field(default_factory=Future)
 
 
 class Worker:
-    """Runs jobs of a kind together. Jobs of different kinds keep their order.
+    """Runs jobs of a kind together, in their order; kinds take turns.
+
+    A batch ends with the job that brings its weight to 1.
 
     Attributes:
         handlers: For each kind, a function from items to as many results. A result that is an
@@ -52,56 +56,65 @@ class Worker:
         self.metrics = metrics
         self.batch = batch
         self.patience = patience
-        self._jobs: queue.Queue[_Job[Any, Any] | None] = queue.Queue(waiting)
+        self.waiting = waiting
+        self._changed = threading.Condition()
+        # The kind whose turn comes next is first.
+        self._jobs: dict[str, deque[_Job[Any, Any]]] = {kind: deque() for kind in handlers}
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="sscd-vec-worker", daemon=True)
         self._thread.start()
 
     @property
     def depth(self) -> int:
         """Jobs that wait."""
-        return self._jobs.qsize()
+        return sum(map(len, self._jobs.values()))
 
-    async def ask(self, kind: str, item: object) -> Any:  # noqa: ANN401 - the handler's own type
+    async def ask(self, kind: str, item: object, weight: float = 0.0) -> Any:  # noqa: ANN401 - the handler's own type
         """Hand in one item and wait for its result.
+
+        Args:
+            kind: Which handler it is for.
+            item: What it gets.
+            weight: The part of a batch that it may fill; 1 for what is best done alone.
 
         Raises:
             Refused: 503 when the queue is full.
         """
-        job: _Job[Any, Any] = _Job(kind, item)
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            self.metrics.refuse("queue")
-            raise Refused(503, "too many images are waiting; try again in a second") from None
+        job: _Job[Any, Any] = _Job(item, weight)
+        with self._changed:
+            if self.depth >= self.waiting:
+                self.metrics.refuse("queue")
+                raise Refused(503, "too many images are waiting; try again in a second")
+            self._jobs[kind].append(job)
+            self._changed.notify()
         return await asyncio.wrap_future(job.done)
 
     def close(self, timeout: float = 10.0) -> None:
         """Finish what waits and stop."""
-        self._jobs.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        held: _Job[Any, Any] | None = None
-        while True:
-            first = held or self._jobs.get()
-            held = None
-            if first is None:
-                return
-            jobs = [first]
-            deadline = time.monotonic() + self.patience
-            while len(jobs) < self.batch:
-                try:
-                    job = self._jobs.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    break
-                if job is None:
-                    self._jobs.put(None)
-                    break
-                if job.kind != first.kind:
-                    held = job
-                    break
-                jobs.append(job)
-            self._work(first.kind, jobs)
+        while (turn := self._next()) is not None:
+            self._work(*turn)
+
+    def _next(self) -> "tuple[str, list[_Job[Any, Any]]] | None":
+        """The next batch and its kind; None when all is done and the worker was closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self.depth)
+            kind = next((kind for kind, jobs in self._jobs.items() if jobs), None)
+            if kind is None:
+                return None
+            if self.depth == 1 and not self._closed:  # a companion may be on its way
+                self._changed.wait(self.patience)
+            jobs = self._jobs[kind]
+            batch, weight = [jobs.popleft()], 0.0
+            while jobs and len(batch) < self.batch and (weight := weight + batch[-1].weight) < 1:
+                batch.append(jobs.popleft())
+            self._jobs[kind] = self._jobs.pop(kind)  # the last to have a turn again
+            return kind, batch
 
     def _work(self, kind: str, jobs: list[_Job[Any, Any]]) -> None:
         # A caller that gave up (its request timed out) costs nothing more.

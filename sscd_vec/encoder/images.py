@@ -101,7 +101,11 @@ class ImageError(ValueError):
 
 
 def load_pixels(
-    source: ImageInput, *, name: str | None = None, reduce_to: TargetSize | None = None
+    source: ImageInput,
+    *,
+    name: str | None = None,
+    reduce_to: TargetSize | None = None,
+    most_pixels: int | None = None,
 ) -> Pixels:
     """Return the pixels of one image, upright, RGB on white, ``(height, width, 3)`` uint8.
 
@@ -116,6 +120,8 @@ def load_pixels(
         reduce_to: The height and width the caller will resize an image of (height, width) to.
             Large JPEG files are then decoded at 1/2, 1/4 or 1/8 of their size, never below twice
             that.
+        most_pixels: Average a larger file down to at most so many pixels, by a whole factor, while
+            it is converted: it is never held at full size a second time.
 
     Raises:
         ImageError: It is missing, empty, broken, not an image, too small, too long or too large.
@@ -133,7 +139,7 @@ def load_pixels(
                 return _from_pil(source)
         if isinstance(source, Unreadable):
             raise Refused(source.reason)
-        return _from_file(source, reduce_to)
+        return _from_file(source, reduce_to, most_pixels)
     except Exception as error:  # Pillow's readers raise all kinds on broken files
         cause = None if isinstance(error, Refused) else error
         raise ImageError(name or input_name(source), error_reason(error)) from cause
@@ -229,16 +235,16 @@ def _is_tensor(source: object) -> "TypeGuard[Tensor]":
     return torch is not None and isinstance(source, torch.Tensor)
 
 
-def _from_file(source: object, reduce_to: TargetSize | None) -> Pixels:
-    image, needed = open_checked(source, reduce_to)
+def _from_file(source: object, reduce_to: TargetSize | None, most_pixels: int | None) -> Pixels:
+    image, needed = open_checked(source, reduce_to, most_pixels)
     with image:
         if needed <= _LARGE_BYTES:
-            return _from_pil(image)
+            return _from_pil(image, most_pixels)
         with _large_image:
-            return _from_pil(image)
+            return _from_pil(image, most_pixels)
 
 
-def _from_pil(image: Image.Image) -> Pixels:
+def _from_pil(image: Image.Image, most_pixels: int | None = None) -> Pixels:
     """Convert an image, of an animation its first frame, strip by strip: never twice in memory."""
     opened = image.size
     image.load()
@@ -246,18 +252,31 @@ def _from_pil(image: Image.Image) -> Pixels:
     width, height = image.size
     if image.size != opened:  # an icon that its directory calls smaller
         check_size(height, width)
-    upright = np.empty((width, height, 3) if orientation >= 5 else (height, width, 3), np.uint8)
+    factor = _reduction(height, width, most_pixels)
+    rows = max(1, _STRIP_PIXELS // (width * factor)) * factor  # so that no block is cut
     white = _white(image)
-    rows = max(1, _STRIP_PIXELS // width)
-    for top in range(0, height, rows):
-        below = min(height, top + rows)
-        strip = image if rows >= height else image.crop((0, top, width, below))
+    tall, wide = -(-height // factor), -(-width // factor)
+    upright = np.empty((wide, tall, 3) if orientation >= 5 else (tall, wide, 3), np.uint8)
+    for start in range(0, height, rows):
+        end = min(height, start + rows)
+        strip = image if rows >= height else image.crop((0, start, width, end))
         rgb = _to_rgb(strip, white)
+        if factor > 1:
+            rgb = rgb.reduce(factor)
+        top, below = start // factor, -(-end // factor)
         if orientation in _TURNS:
             rgb = rgb.transpose(_TURNS[orientation])
-        first, last = (height - below, height - top) if orientation in _LAST_FIRST else (top, below)
+        first, last = (tall - below, tall - top) if orientation in _LAST_FIRST else (top, below)
         upright[np.s_[:, first:last] if orientation >= 5 else np.s_[first:last]] = np.asarray(rgb)
     return upright
+
+
+def _reduction(height: int, width: int, most_pixels: int | None) -> int:
+    """By which whole factor to average an image down."""
+    factor = 1
+    while most_pixels is not None and -(-height // factor) * -(-width // factor) > most_pixels:
+        factor += 1
+    return factor
 
 
 def _white(image: Image.Image) -> float:

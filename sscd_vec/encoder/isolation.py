@@ -4,9 +4,11 @@ A thread that decodes cannot be stopped, and whatever the limits of ``opening`` 
 caller's memory and time. So a few child processes decode instead, each under a memory limit of its
 own; one that takes too long is killed, one that dies is replaced, and its image is an error.
 
-A request is an encoded image, its length before it. The decoder answers with the image's size, is
-told what it will be resized to (or to stop there), and sends the pixels; or it answers with an
-error in words.
+A request says how long an encoded image is, how many of its pixels are wanted at most, and whether
+it is only to be measured; the image follows. The decoder answers with the image's size, is told
+what it will be resized to, and sends the pixels, or how much memory decoding would take; or it
+answers with an error in words. An image is reduced where it is decoded: the caller never holds it
+at full size.
 """
 
 import contextlib
@@ -22,7 +24,7 @@ from collections.abc import Callable
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 from PIL import Image
@@ -40,6 +42,7 @@ from sscd_vec.encoder.opening import (
     BYTES_PER_ALLOWED_PIXEL,
     Refused,
     error_reason,
+    open_checked,
     read_encoded,
 )
 
@@ -50,10 +53,26 @@ _START_SECONDS = 300.0
 _END_SECONDS = 10.0
 _SLACK = 128 * 2**20  # bytes that Python takes while it decodes
 _OPEN_FILES = 64
-_READY, _SIZE, _PIXELS, _ERROR = b"R", b"S", b"P", b"E"
-_LENGTH, _PAIR = struct.Struct("<Q"), struct.Struct("<LL")
-_STOP = (2**32 - 1, 2**32 - 1)  # a size to resize to that means: do not decode
+_READY, _SIZE, _MEMORY, _PIXELS, _ERROR = b"R", b"S", b"M", b"P", b"E"
+_REQUEST, _LENGTH, _PAIR = struct.Struct("<QQ?"), struct.Struct("<Q"), struct.Struct("<LL")
+_ALL_PIXELS = 2**63
+# Memory goes back to the system with every image: blocks above 64 KiB are mapped one by one.
+_MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "65536"}
 _BEGIN = "from sscd_vec.encoder.isolation import serve; serve()"
+
+
+class Measured(NamedTuple):
+    """What an image's header says.
+
+    Attributes:
+        height: In pixels.
+        width: In pixels.
+        memory: Bytes that decoding it takes, at most.
+    """
+
+    height: int
+    width: int
+    memory: int
 
 
 class Decoders:
@@ -63,7 +82,12 @@ class Decoders:
     """
 
     def __init__(
-        self, number: int = 1, *, memory: int | None = None, seconds: float = _SECONDS
+        self,
+        number: int = 1,
+        *,
+        memory: int | None = None,
+        seconds: float = _SECONDS,
+        patience: int = 0,
     ) -> None:
         """Prepare for ``number`` images at a time.
 
@@ -73,16 +97,17 @@ class Decoders:
                 GiB. The system enforces it on Linux; elsewhere it bounds what an image may claim
                 to need.
             seconds: How long one image may take before its decoder is killed.
+            patience: How much to prefer other processes to these, 0 to 19 (``os.nice``).
 
         Raises:
-            ValueError: One of them is not above 0.
+            ValueError: One of the first three is not above 0.
         """
         if memory is None:
             memory = BYTES_PER_ALLOWED_PIXEL * (Image.MAX_IMAGE_PIXELS or 89_478_485)
         for name, value in (("number", number), ("memory", memory), ("seconds", seconds)):
             if value <= 0:
                 raise ValueError(f"{name} must be above 0, got {value}")
-        self._number, self._memory, self._seconds = number, memory, seconds
+        self._number, self._start = number, (memory, seconds, patience)
         self._running: set[_Decoder] = set()
         self._begin()
 
@@ -95,7 +120,12 @@ class Decoders:
         self.close()
 
     def load_pixels(
-        self, source: ImageInput, *, name: str | None = None, reduce_to: TargetSize | None = None
+        self,
+        source: ImageInput,
+        *,
+        name: str | None = None,
+        reduce_to: TargetSize | None = None,
+        most_pixels: int | None = None,
     ) -> Pixels:
         """Do what ``sscd_vec.encoder.images.load_pixels`` does, an encoded image elsewhere.
 
@@ -103,30 +133,31 @@ class Decoders:
             ImageError: Also if it took too long or too much memory, or its decoder died.
         """
         if not is_encoded(source):
-            return load_pixels(source, name=name, reduce_to=reduce_to)
+            return load_pixels(source, name=name, reduce_to=reduce_to, most_pixels=most_pixels)
         try:
-            return self._decode(read_encoded(source), reduce_to)
+            content = read_encoded(source)
+            return self._use(lambda free: free.decode(content, reduce_to, most_pixels))
         except (Refused, OSError) as error:
             raise ImageError(name or input_name(source), error_reason(error)) from None
 
-    def measure(self, source: ImageInput, *, name: str | None = None) -> tuple[int, int]:
-        """Height and width of an encoded image by its header, which is read elsewhere too.
+    def measure(
+        self,
+        source: ImageInput,
+        *,
+        name: str | None = None,
+        reduce_to: TargetSize | None = None,
+        most_pixels: int | None = None,
+    ) -> Measured:
+        """Read an encoded image's header, elsewhere too; the arguments are ``load_pixels``'s.
 
         Raises:
             ImageError: The header cannot be read, or the image may not be decoded.
         """
-        seen: list[tuple[int, int]] = []
-
-        def stop(height: int, width: int) -> tuple[int, int]:
-            seen.append((height, width))
-            return _STOP
-
         try:
-            self._decode(read_encoded(source), stop)
+            content = read_encoded(source)
+            return self._use(lambda free: free.measure(content, reduce_to, most_pixels))
         except (Refused, OSError) as error:
-            if not seen:
-                raise ImageError(name or input_name(source), error_reason(error)) from None
-        return seen[0]
+            raise ImageError(name or input_name(source), error_reason(error)) from None
 
     def close(self) -> None:
         """End the processes; what they were decoding becomes an error."""
@@ -140,7 +171,8 @@ class Decoders:
             self._free.put(None)  # not started yet
         self._end = weakref.finalize(self, _kill_all, self._running, self._process)
 
-    def _decode(self, content: bytes, reduce_to: TargetSize | None) -> Pixels:
+    def _use(self, work: "Callable[[_Decoder], T]") -> T:
+        """Do something with a process that is free, or the next one to be."""
         if self._process != os.getpid():  # after a fork: the decoders are the parent's
             self._running = set()
             self._begin()
@@ -148,9 +180,9 @@ class Decoders:
         decoder = free.get()
         try:
             if decoder is None or not decoder.is_alive():
-                decoder = _Decoder(self._memory, self._seconds)
+                decoder = _Decoder(*self._start)
                 self._running.add(decoder)
-            return decoder.decode(content, reduce_to)
+            return work(decoder)
         finally:
             if decoder is not None and not decoder.is_alive():
                 self._running.discard(decoder)
@@ -161,17 +193,17 @@ class Decoders:
 class _Decoder:
     """One process, for one image at a time."""
 
-    def __init__(self, memory: int, seconds: float) -> None:
+    def __init__(self, memory: int, seconds: float, patience: int) -> None:
         package = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         heif = "pillow_heif" if "HEIF" in Image.OPEN else ""
         child = subprocess.Popen(
             # -P: nothing is imported from the folder it starts in, which may be a stranger's.
-            [sys.executable, "-P", "-c", _BEGIN, str(memory), str(seconds), heif],
+            [sys.executable, "-P", "-c", _BEGIN, *map(str, (memory, seconds, patience)), heif],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **_MALLOC},
             start_new_session=True,  # Ctrl-C is for the parent, which ends it
         )
         self._child, self._seconds, self._late = child, seconds, False
@@ -182,8 +214,25 @@ class _Decoder:
     def is_alive(self) -> bool:
         return self._child.poll() is None
 
-    def decode(self, content: bytes, reduce_to: TargetSize | None) -> Pixels:
-        return self._within(self._seconds, lambda: self._exchange(content, reduce_to))
+    def decode(
+        self, content: bytes, reduce_to: TargetSize | None, most_pixels: int | None
+    ) -> Pixels:
+        def exchange() -> Pixels:
+            self._ask(content, reduce_to, most_pixels, measure=False)
+            pixels = np.empty((*_PAIR.unpack(self._read(_PAIR.size)), 3), np.uint8)
+            self._fill(pixels.data.cast("B"))
+            return pixels
+
+        return self._within(self._seconds, exchange)
+
+    def measure(
+        self, content: bytes, reduce_to: TargetSize | None, most_pixels: int | None
+    ) -> Measured:
+        def exchange() -> Measured:
+            height, width = self._ask(content, reduce_to, most_pixels, measure=True)
+            return Measured(height, width, *_LENGTH.unpack(self._read(_LENGTH.size)))
+
+        return self._within(self._seconds, exchange)
 
     def kill(self) -> None:
         self._child.kill()
@@ -227,9 +276,18 @@ class _Decoder:
             return f"its decoder was ended by {signal.Signals(-code).name}"
         return f"its decoder ended with exit code {code}"
 
-    def _exchange(self, content: bytes, reduce_to: TargetSize | None) -> Pixels:
-        self._write(_LENGTH.pack(len(content)), content)
-        answer = self._read(1)
+    def _ask(
+        self,
+        content: bytes,
+        reduce_to: TargetSize | None,
+        most_pixels: int | None,
+        *,
+        measure: bool,
+    ) -> tuple[int, int]:
+        """Send a request; return the image's size when the answer to it begins."""
+        most = _ALL_PIXELS if most_pixels is None else most_pixels
+        self._write(_REQUEST.pack(len(content), most, measure), content)
+        size, answer = (0, 0), self._read(1)
         if answer == _SIZE:
             size = _PAIR.unpack(self._read(_PAIR.size))
             self._write(_PAIR.pack(*((0, 0) if reduce_to is None else reduce_to(*size))))
@@ -237,9 +295,7 @@ class _Decoder:
         if answer == _ERROR:
             (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
             raise Refused(self._read(length).decode())
-        pixels = np.empty((*_PAIR.unpack(self._read(_PAIR.size)), 3), np.uint8)
-        self._fill(pixels.data.cast("B"))
-        return pixels
+        return size
 
     def _write(self, *parts: bytes) -> None:
         for part in parts:
@@ -268,11 +324,14 @@ def _kill_all(running: set[_Decoder], process: int) -> None:
 
 def serve() -> None:
     """Decode what comes in on standard input until it ends; the child process's whole life."""
-    memory, seconds, plugin = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+    memory, seconds, patience = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    plugin = sys.argv[4]
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with answers
     if plugin:
         importlib.import_module(plugin).register_heif_opener()
+    if patience and sys.platform != "win32":
+        os.nice(patience)
     Image.init()
     Image.MAX_IMAGE_PIXELS = memory // BYTES_PER_ALLOWED_PIXEL
     _limit_resources(memory)
@@ -283,21 +342,34 @@ def serve() -> None:
         answers.write(_SIZE + _PAIR.pack(height, width))
         answers.flush()
         target: tuple[int, int] = _PAIR.unpack(requests.read(_PAIR.size))
-        if target == _STOP:
-            raise Refused("measured")
         return target if any(target) else (height, width)
 
-    while header := requests.read(_LENGTH.size):
+    while header := requests.read(_REQUEST.size):
         _limit_time(seconds)
+        length, most_pixels, measure = _REQUEST.unpack(header)
+        content = requests.read(length)
         try:
-            pixels = load_pixels(requests.read(*_LENGTH.unpack(header)), reduce_to=ask)
-            answers.write(_PIXELS + _PAIR.pack(*pixels.shape[:2]))
-            answers.write(pixels.data.cast("B"))
-            del pixels
+            if measure:
+                answers.write(_MEMORY + _LENGTH.pack(_memory_of(content, ask, most_pixels)))
+            else:
+                pixels = load_pixels(content, reduce_to=ask, most_pixels=most_pixels)
+                answers.write(_PIXELS + _PAIR.pack(*pixels.shape[:2]))
+                answers.write(pixels.data.cast("B"))
+                del pixels
         except ImageError as error:
             reason = error.reason.encode(errors="backslashreplace")
             answers.write(_ERROR + _LENGTH.pack(len(reason)) + reason)
         answers.flush()
+
+
+def _memory_of(content: bytes, reduce_to: TargetSize, most_pixels: int) -> int:
+    """How many bytes decoding takes, at most."""
+    try:
+        image, needed = open_checked(content, reduce_to, most_pixels)
+    except Exception as error:  # Pillow's readers raise all kinds on broken files
+        raise ImageError("", error_reason(error)) from error
+    image.close()
+    return needed
 
 
 def _limit_resources(memory: int) -> None:

@@ -62,13 +62,18 @@ class Refused(ValueError):
     """Why an image is not used, before it is known what to call it."""
 
 
-def open_checked(source: Any, reduce_to: TargetSize | None = None) -> tuple[Image.Image, int]:  # noqa: ANN401
+def open_checked(
+    source: Any,  # noqa: ANN401
+    reduce_to: TargetSize | None = None,
+    most_pixels: int | None = None,
+) -> tuple[Image.Image, int]:
     """Open an encoded image that may be decoded, and tell the most bytes that takes.
 
     Args:
         source: A path, an ``ImageFile``, encoded bytes or an open binary file; anything else is
             refused.
         reduce_to: Have a large JPEG decoded at a fraction; see ``load_pixels``.
+        most_pixels: How many of its pixels are kept, at most.
 
     Raises:
         Refused: It would take too much time or memory, or is not an image file.
@@ -82,7 +87,9 @@ def open_checked(source: Any, reduce_to: TargetSize | None = None) -> tuple[Imag
     if reduce_to is not None:
         target_height, target_width = reduce_to(height, width)
         image.draft(None, (2 * target_width, 2 * target_height))
-    needed = _check_cost(image, len(content), scans, full)
+    kept = image.width * image.height
+    kept = kept if most_pixels is None else min(kept, most_pixels)
+    needed = _check_cost(image, len(content) + kept * _OUTPUT_BYTES, scans, full)
     file.end_header()
     return image, needed
 
@@ -288,14 +295,14 @@ def _check_icons(content: bytes) -> None:
             raise Refused(f"an icon of {width}×{height} pixels; at most {MOST_ICON_SIDE} are read")
 
 
-def _check_cost(image: Image.Image, content_bytes: int, scans: int, full: tuple[int, int]) -> int:
-    """Return the most bytes that decoding takes, all counted, unless they are too many."""
+def _check_cost(image: Image.Image, held: int, scans: int, full: tuple[int, int]) -> int:
+    """Return the most bytes that decoding takes beside ``held``, unless they are too many."""
     if scans * full[0] * full[1] > MOST_SCANNED:
         raise Refused(f"{scans} scans of {full[0]}×{full[1]} pixels take too long to decode")
     _check_slow(image)
     beside = _BESIDE.get(image.format or "", 1)
-    per_pixel = _PIXEL_BYTES.get(image.mode, 4) + _OUTPUT_BYTES + beside
-    needed = content_bytes + image.width * image.height * per_pixel + _tile_bytes(image)
+    per_pixel = _PIXEL_BYTES.get(image.mode, 4) + beside
+    needed = held + image.width * image.height * per_pixel + _tile_bytes(image)
     if scans > 1:  # libjpeg keeps two bytes of every sample until the last scan
         needed += int(2 * _samples(image) * full[0] * full[1])
     _check_bytes(needed, f"{image.width}×{image.height} pixels")

@@ -21,11 +21,12 @@ from sscd_vec.app.engine import Engine, Pair
 from sscd_vec.app.limits import Limits, Refused
 from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.server import create_app
-from sscd_vec.app.uploads import KEPT_PIXELS, Lane, cost_of, reduce_pixels
+from sscd_vec.app.uploads import KEPT_PIXELS, Cost, Decoding, Lane, Pixels
 from sscd_vec.bank import Bank
 from sscd_vec.bank.location import LOCK, RECORDS
 from sscd_vec.bank.records import BankImage, Records
 from sscd_vec.cli.pictures import draw
+from sscd_vec.encoder.isolation import Measured
 from sscd_vec.files import find_images
 from sscd_vec.locks import locked
 from tests.app.running import Running
@@ -111,11 +112,51 @@ def test_a_decoder_that_takes_too_long_is_killed(engine: Engine) -> None:
 
 
 def test_large_images_are_held_small() -> None:
-    for shape in ((3000, 4000), (2048, 2048), (2049, 2049), (400, 12_000)):
-        reduced = reduce_pixels(np.full((*shape, 3), 7, np.uint8))
-        assert reduced.shape[0] * reduced.shape[1] <= KEPT_PIXELS
-        assert (reduced == 7).all()
-        assert reduced.shape[0] / reduced.shape[1] == pytest.approx(shape[0] / shape[1], rel=0.01)
+    async def pixels_of(decoding: Decoding, content: bytes) -> Pixels:
+        async with decoding.hold([content]) as images:
+            return images[0]
+
+    async def scenario() -> None:
+        decoding = Decoding(Limits(decoding=300.0))
+        try:
+            for width, height in ((4000, 3000), (2048, 2048), (2049, 2049), (12_000, 400)):
+                content = encoded(Image.new("RGB", (width, height), (7, 7, 7)), "PNG")
+                held = await pixels_of(decoding, content)
+                assert held.shape[0] * held.shape[1] <= KEPT_PIXELS
+                assert (held == 7).all()
+                assert held.shape[0] / held.shape[1] == pytest.approx(height / width, rel=0.01)
+        finally:
+            decoding.close()
+
+    asyncio.run(scenario())
+
+
+def test_slow_images_leave_the_processor_and_the_memory_to_others() -> None:
+    """Small images are decoded by other processes, and slow ones share one budget of memory."""
+
+    async def scenario() -> None:
+        decoding = Decoding(Limits(decoding=300.0))
+        slow = encoded(Image.new("RGB", (3000, 3000)), "PNG")
+        try:
+            async with decoding.hold([slow, encoded(draw(3))]) as images:
+                assert len(images) == 2
+            for each in decoding._slow._running:
+                pid = each._child.pid
+                assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
+            assert decoding._slow._running and decoding._fast._running
+            async with decoding._memory.take(decoding._memory.total):
+                waiting = asyncio.create_task(hold(decoding, slow))
+                await asyncio.wait_for(hold(decoding, encoded(draw(3))), WAIT)
+                assert not waiting.done()
+            await asyncio.wait_for(waiting, WAIT)
+        finally:
+            decoding.close()
+
+    async def hold(decoding: Decoding, content: bytes) -> None:
+        async with decoding.hold([content]):
+            pass
+
+    asyncio.run(scenario())
 
 
 def test_slow_images_wait_in_lanes_of_their_own() -> None:
@@ -142,10 +183,10 @@ def test_slow_images_wait_in_lanes_of_their_own() -> None:
         assert entered == 4
 
     asyncio.run(scenario())
-    plain = encoded(draw(1).resize((256, 256)))
-    assert cost_of(encoded(draw(1), "PNG"), 12_000_000) == 12_000_000
-    assert cost_of(plain, 12_000_000) == 3_000_000
-    assert cost_of(scan_bomb(), 4_000_000) > 16_000_000
+    large = Measured(3000, 4000, 1)
+    assert Cost.of(large, encoded(draw(1), "PNG")).work == 12_000_000
+    assert Cost.of(large, encoded(draw(1).resize((256, 256)))).work == 3_000_000
+    assert Cost.of(large, scan_bomb()).work > 16_000_000
 
 
 # ---------------------------------------------------------------------- batch neighbours

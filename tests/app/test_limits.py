@@ -18,7 +18,7 @@ from sscd_vec.app.limits import (
     Send,
 )
 from sscd_vec.app.metrics import Metrics
-from sscd_vec.app.uploads import PixelBudget
+from sscd_vec.app.uploads import Budget
 from sscd_vec.app.worker import Worker
 
 HEADERS = [(b"host", b"localhost")]
@@ -99,9 +99,35 @@ def test_slow_upload_and_slow_work_end() -> None:
     asyncio.run(scenario())
 
 
+def test_uploads_are_counted_together() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def reading(scope: Scope, receive: Receive, send: Send) -> None:
+            await receive()
+            await release.wait()
+            await _ok(scope, receive, send)
+
+        async def large() -> Message:
+            return {"type": "http.request", "body": bytes(100), "more_body": False}
+
+        guard = Guard(reading, Limits(body=100), Metrics())
+        asked = [asyncio.create_task(_ask(guard, large)) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        ((status, headers),) = [task.result() for task in asked if task.done()]
+        assert (status, headers[b"retry-after"], headers[b"connection"]) == (503, b"1", b"close")
+        release.set()
+        statuses = [status for status, _ in await asyncio.gather(*asked)]
+        assert sorted(statuses) == [200, 200, 200, 503]
+        assert guard.held == 0
+        assert (await _ask(guard, large))[0] == 200
+
+    asyncio.run(scenario())
+
+
 def test_pixels_are_waited_for_in_order_and_come_back() -> None:
     async def scenario() -> None:
-        budget = PixelBudget(10)
+        budget = Budget(10)
         begun: list[str] = []
         release = {name: asyncio.Event() for name in "abcd"}
 
@@ -147,13 +173,20 @@ class _Held:
         return [ValueError("bad item") if item == "bad" else item * 2 for item in items]
 
 
+async def _until_taken(worker: Worker) -> None:
+    """Wait until the worker's thread has what was handed in."""
+    await asyncio.sleep(0)  # let it be handed in
+    while worker.depth:
+        await asyncio.sleep(0.01)
+
+
 def test_waiting_requests_share_a_batch() -> None:
     held = _Held()
     worker = Worker({"double": held}, Metrics(), batch=4, waiting=50)
 
     async def scenario() -> list[Any]:
         first = asyncio.create_task(worker.ask("double", 0))
-        await asyncio.sleep(0.1)
+        await _until_taken(worker)
         rest = [asyncio.create_task(worker.ask("double", n)) for n in range(1, 10)]
         await asyncio.sleep(0.05)
         held.gate.set()
@@ -188,13 +221,39 @@ def test_one_bad_item_fails_alone_and_kinds_do_not_mix() -> None:
     worker.close()
 
 
+def test_a_search_waits_for_one_batch_of_slow_work_at_most() -> None:
+    slow, quick = _Held(), _Held()
+    quick.gate.set()
+    worker = Worker({"slow": slow, "quick": quick}, Metrics())
+    done: list[object] = []
+
+    async def ask(kind: str, item: int, weight: float) -> None:
+        done.append(await worker.ask(kind, item, weight) // 2)
+
+    async def scenario() -> None:
+        first = asyncio.create_task(ask("slow", 0, 1.0))
+        await _until_taken(worker)
+        tasks = [asyncio.create_task(ask("slow", n, 0.5)) for n in range(1, 7)]
+        await asyncio.sleep(0.02)
+        tasks += [asyncio.create_task(ask("quick", n, 0.0)) for n in (100, 101)]
+        await asyncio.sleep(0.02)
+        slow.gate.set()
+        await asyncio.gather(first, *tasks)
+
+    asyncio.run(scenario())
+    assert slow.batches == [[0], [1, 2], [3, 4], [5, 6]]
+    assert quick.batches == [[100, 101]]
+    assert done.index(100) < done.index(3)
+    worker.close()
+
+
 def test_full_queue_and_given_up_requests() -> None:
     held = _Held()
     worker = Worker({"double": held}, Metrics(), waiting=2)
 
     async def scenario() -> None:
         tasks = [asyncio.create_task(worker.ask("double", 0))]
-        await asyncio.sleep(0.1)  # taken by the thread
+        await _until_taken(worker)
         tasks += [asyncio.create_task(worker.ask("double", n)) for n in (1, 2)]
         await asyncio.sleep(0.02)
         with pytest.raises(Refused) as refusal:

@@ -81,6 +81,30 @@ def test_pixels_are_those_of_the_caller_itself(decoders: Decoders, tmp_path: Pat
     assert small.shape == (100, 150, 3)
 
 
+def test_an_image_is_reduced_where_it_is_decoded(decoders: Decoders) -> None:
+    rng = np.random.default_rng(5)
+    image = Image.fromarray(rng.integers(0, 256, (1031, 1700, 3), np.uint8))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    pixels = decoders.load_pixels(buffer.getvalue(), most_pixels=200_000)
+    np.testing.assert_array_equal(pixels, np.asarray(image.reduce(3)))
+    np.testing.assert_array_equal(
+        decoders.load_pixels(buffer.getvalue(), most_pixels=1031 * 1700), np.asarray(image)
+    )
+
+
+def test_measuring_tells_size_and_memory(decoders: Decoders) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (300, 200)).save(buffer, "PNG")
+    content = buffer.getvalue()
+    whole = decoders.measure(content)
+    assert whole[:2] == (200, 300)
+    assert 200 * 300 * 7 < whole.memory < 200 * 300 * 9 + len(content)
+    assert decoders.measure(content, most_pixels=100).memory < whole.memory
+    with pytest.raises(ImageError, match="x: not an image"):
+        decoders.measure(b"nothing of the kind", name="x")
+
+
 def test_what_needs_no_decoding_stays_here(decoders: Decoders) -> None:
     pixels = np.zeros((20, 30, 3), np.uint8)
     assert decoders.load_pixels(pixels).shape == (20, 30, 3)
