@@ -33,10 +33,13 @@ from accuracy.evaluation import (
     dimension_sweep,
     evaluate_transform,
     standard_transforms,
+    without_unfit,
 )
 from accuracy.models import HashRecipe, Model, recipe_of
 from sscd_vec.metrics import by_edit
 from sscd_vec.normalize import ScoreNorm
+from sscd_vec.normalize.persistence import shipped_whitening
+from sscd_vec.normalize.whitening import ROWS_PER_DIMENSION
 from sscd_vec.predictions import write_predictions
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sscd-vec" / "benchmarks"
@@ -130,7 +133,17 @@ def judge(name: str, disc: DiscSet, options: argparse.Namespace) -> Judged:
     )
     describer = recipe.build()
     queries, references, training = describe_all(disc, recipe, describer, options)
-    transforms = chosen_transforms(recipe, references.dim, options)
+    wanted = chosen_transforms(recipe, references.dim, options)
+    shipped, _ = shipped_whitening(describer.fingerprint)
+    transforms = without_unfit(wanted, len(disc.training), references.dim, shipped)
+    if transforms != wanted:
+        whose = "what they cannot fit is left out"
+        if shipped is not None:
+            whose += ", and the shipped whitening added"
+        print(
+            f"{len(disc.training)} training images are few for {references.dim} dimensions, which "
+            f"take {ROWS_PER_DIMENSION * references.dim}: {whose}"
+        )
     rows = []
     for transform in transforms:
         rows += evaluate_transform(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from accuracy.dataset import Descriptors, DiscSet, Shards
 from sscd_vec.metrics import Summary, evaluate
 from sscd_vec.normalize import ScoreNorm, Whitening
-from sscd_vec.normalize.whitening import Mode
+from sscd_vec.normalize.whitening import ROWS_PER_DIMENSION, Mode
 from sscd_vec.predictions import Predictions
 
 QUERY_ROWS = 1024
@@ -133,23 +133,27 @@ class Transform:
         dim: Dimensions kept; all of them if None.
         l2_before: L2-normalize before the transform too, as the paper does for trunk features.
         shrinkage: Of the variances when whitening (``Whitening.eps``); the paper's is 0.
+        shipped: A fitted whitening to take instead.
     """
 
     name: str
     dim: int | None = None
     l2_before: bool = False
     shrinkage: float = 0.0
+    shipped: Whitening | None = None
 
     def fit(self, training: Iterable[Descriptors]) -> Whitening | None:
         """Fit on the training split, one batch at a time."""
-        if self.name == "raw":
-            return None
+        if self.name == "raw" or self.shipped is not None:
+            return self.shipped
         mode: Mode = "centre" if self.name == "centred" else "whiten"
         return Whitening.fit(training, mode, self.dim, self.shrinkage, self.l2_before)
 
     @property
     def label(self) -> str:
         """Its name in a table."""
+        if self.shipped is not None:
+            return "whitened as shipped"
         return f"{self.name}, shrunk by {self.shrinkage:g}" if self.shrinkage else self.name
 
 
@@ -180,6 +184,30 @@ def standard_transforms(
     if dim > reduced:
         rows += [Transform("centred", reduced, trunk), Transform("whitened", reduced, trunk)]
     return rows
+
+
+def without_unfit(
+    transforms: Sequence[Transform], training: int, dim: int, shipped: Whitening | None
+) -> list[Transform]:
+    """What a small training split can fit, as ``Normalizer.fit`` decides it.
+
+    Fewer than ten rows per dimension fit a whitening badly: the model's shipped one, if there is
+    any, is measured too. No more rows than dimensions do not fit one at all.
+
+    Args:
+        transforms: Those wanted.
+        training: Images to fit on.
+        dim: Dimensions of the descriptors.
+        shipped: The whitening shipped with the model.
+    """
+    if training >= ROWS_PER_DIMENSION * dim:
+        return list(transforms)
+    kept = [
+        each
+        for each in transforms
+        if each.name != "whitened" or each.shrinkage or training > (each.dim or dim)
+    ]
+    return kept if shipped is None else [*kept, Transform("whitened", shipped=shipped)]
 
 
 def dimension_sweep(dim: int, smallest: int = 64) -> list[Transform]:

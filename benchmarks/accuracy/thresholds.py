@@ -4,28 +4,35 @@
 
 Every source's photos search banks of several sizes, disjoint parts of ``--bank``. Pairs that show
 one scene are not strangers: of a source that shares its origin with the bank (``--related``) the
-highest pairs are judged by ``accuracy/related``, the others count as strangers. Descriptors are
-kept under ``--cache``.
+highest pairs are judged by ``accuracy/related``, the others count as strangers. Photos of the
+normalizer's own background are left out of the bank.
+
+Beside it stands the recall of copies of each source's photos with one and with two edits, and of
+``--draw-from`` sources what ``calibrate`` finds on 20 random draws of 400 and of 900 photos.
+Descriptors are kept under ``--cache``.
 """
 
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import results
+from accuracy.copies import EDITS, describe_copies, drawn_thresholds, recall
 from accuracy.dataset import Images, describe, place
 from accuracy.models import BATCH, EncoderDescriber
 from accuracy.related import RelatedPairs
 from disc import CACHE
-from release.curves import choose
+from release.curves import SAME, choose, strangers
 from sscd_vec import plots
 from sscd_vec.encoder import Encoder
 from sscd_vec.normalize import Normalizer
 from sscd_vec.normalize.calibration.precision import clopper_pearson
+from sscd_vec.normalize.descriptors import overlapping_pairs
 
 RATES = (1e-2, 1e-3)
 PART = 1000  # references of the smallest bank
@@ -97,28 +104,37 @@ def measure(rules: Normalizer, found: Found, sizes: Sequence[int]) -> list[dict[
 
 
 def related_cells(
-    found: Found, queries: Images, bank: Images, judge: RelatedPairs
+    found: Found, queries: Sequence[str], bank: Sequence[str], judge: RelatedPairs
 ) -> NDArray[np.int64]:
     """Cells whose best pair shows one scene, of the highest ones."""
     order = np.argsort(-found.scores, axis=None)[:LOOKED_AT]
     cells = np.stack(np.unravel_index(order, found.scores.shape), axis=1)
-    names = [bank.paths[row] for row in found.rows[cells[:, 0], cells[:, 1]]]
-    return cells[judge([queries.paths[row] for row in cells[:, 0]], names)]
+    names = [bank[row] for row in found.rows[cells[:, 0], cells[:, 1]]]
+    return cells[judge([queries[row] for row in cells[:, 0]], names)]
 
 
-def draw(figures: dict[str, list[dict[str, object]]], path: Path) -> None:
-    """Promised against measured rates, a point for each source, size and rate."""
+def draw(figures: dict[str, dict[str, Any]], path: Path) -> None:
+    """Promised against measured rates with intervals: a panel for each rate, points by bank."""
     figure = plots.new_figure()
-    axes = figure.add_subplot()
-    for name, rows in figures.items():
-        shown = [row for row in rows if row["measured"]]
-        points = np.array([[row["promised"], row["measured"]] for row in shown], dtype=float)
-        axes.plot(*points.reshape(-1, 2).T, "o", label=name)
-    ends = np.array([RATES[-1] / 3, RATES[0] * 3])
-    axes.plot(ends, ends, color="0.5")
-    axes.fill_between(ends, ends / 2, ends * 2, color="0.9")
-    axes.set(xscale="log", yscale="log", xlabel="promised false-match rate", ylabel="measured")
-    axes.legend()
+    panels = figure.subplots(1, len(RATES), sharex=True)
+    for axes, rate in zip(panels, RATES, strict=True):
+        for number, (name, found) in enumerate(figures.items()):
+            rows = [row for row in found["rates"] if row["promised"] == rate]
+            # Side by side, not on top of each other.
+            sizes = [row["bank"] * 1.12 ** (number - len(figures) / 2) for row in rows]
+            rates = np.array([row["measured"] for row in rows], dtype=float)
+            low, high = np.array([row["interval"] for row in rows], dtype=float).reshape(-1, 2).T
+            axes.errorbar(sizes, rates, [rates - low, high - rates], fmt="o", label=name, ms=4)
+        ends = np.array(sorted(axes.get_xlim()))
+        axes.axhline(rate, color="0.4")
+        axes.fill_between(ends, rate / 2, rate * 2, color="0.9", zorder=0)
+        axes.axhline(3 * rate, color="0.6", linestyle=":")
+        axes.set(
+            xscale="log", yscale="log", xlabel="images in the bank", ylim=(rate / 10, rate * 6)
+        )
+        axes.set_title(f"promised: 1 false match in {round(1 / rate):,} queries", fontsize=9)
+    panels[0].set_ylabel("measured false-match rate per query")
+    panels[-1].legend(fontsize=8)
     plots.save(figure, path)
 
 
@@ -132,23 +148,73 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = place(options.cache, encoder.fingerprint, split, images)
         return describe(images, EncoderDescriber(encoder, BATCH), folder).array()
 
-    bank = choose(options.bank, options.digits, max(options.sizes))
+    bank = choose(options.bank, options.digits, options.bank_count or max(options.sizes))
     references = described("bank", bank)
+    known = in_background(rules, references)
+    references = np.delete(references, known, axis=0)
+    left_out = set(known.tolist())
+    bank_paths = [path for row, path in enumerate(bank.paths) if row not in left_out]
     judge = RelatedPairs(options.cache / "related.json")
-    figures: dict[str, list[dict[str, object]]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     for given in options.source:
         name, _, where = given.partition("=")
         where, _, digits = where.partition(":")
         queries = choose([Path(where)], digits, options.count)
-        found = Found.search(rules, described(name, queries), references)
+        rows = described(name, queries)
+        found = Found.search(rules, rows, references)
+        related = np.zeros((0, 2), np.int64)
         if name in options.related:
-            found = found.without(related_cells(found, queries, bank, judge))
-        figures[name] = measure(rules, found, options.sizes)
-        for row in figures[name]:
-            print(name, row, flush=True)
+            related = related_cells(found, queries.paths, bank_paths, judge)
+        figures[name] = {
+            "related pairs": len(related),
+            "rates": measure(rules, found.without(related), options.sizes),
+        }
+        print(name, *(figures[name]["rates"]), sep="\n", flush=True)
+        if options.copies:
+            figures[name] |= copy_figures(rules, encoder, queries, rows, name, options)
     if options.name:
-        print(results.write(options.name, figures, encoder=encoder.fingerprint))
+        record = {"bank": {"photos": len(references), "in the background": len(known)}} | figures
+        print(results.write(options.name, record, encoder=encoder.fingerprint))
         draw(figures, results.RESULTS / f"{options.name}.svg")
+
+
+def in_background(rules: Normalizer, rows: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Rows of photos that the background holds: every query's bias knows them."""
+    if rules.background is None:
+        return np.zeros(0, np.int64)
+    pairs = overlapping_pairs(rules.background, rules.whiten(rows), SAME)
+    return np.unique(pairs[:, 1])
+
+
+def copy_figures(
+    rules: Normalizer,
+    encoder: Encoder,
+    queries: Images,
+    rows: NDArray[np.float32],
+    name: str,
+    options: argparse.Namespace,
+) -> dict[str, object]:
+    """Recall of copies of the first photos; and thresholds from draws of the others."""
+    count: int = options.copies
+    found: dict[str, object] = {}
+    folder = place(options.cache, encoder.fingerprint, name, queries)
+    copies = {
+        edits: describe_copies(
+            encoder, queries.paths[:count], edits, folder / f"{edits}-edits-{count}.copies"
+        )
+        for edits in EDITS
+    }
+    found["recall"] = {
+        f"{edits} edit{'s' * (edits > 1)}": recall(
+            rules, copied, rows[:count], options.sizes, RATES
+        )
+        for edits, copied in copies.items()
+    }
+    if name in options.draw_from:
+        apart = rows[strangers(rules, rows)]
+        found["draws"] = drawn_thresholds(rules, apart, copies[1], rows[:count])
+    print(name, found, flush=True)
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,7 +225,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--source", action="append", required=True, metavar="NAME=FOLDER[:DIGITS]")
     add("--related", nargs="*", default=[], help="sources of the same origin as the bank")
     add("--sizes", nargs="+", type=int, default=[1000, 10_000, 100_000])
+    add("--bank-count", type=int, help="references taken, some more for those left out")
     add("--count", type=int, default=2000, help="queries of each source")
+    add("--copies", type=int, default=0, help="edited copies of each source, for the recall")
+    add("--draw-from", nargs="*", default=[], help="sources to calibrate on at random")
     add("--model", help="name or folder; the shipped one by default")
     add("--backend", default="torch", choices=["torch", "openvino", "onnx"])
     add("--cache", type=Path, default=CACHE / "thresholds", help="folder for descriptors")

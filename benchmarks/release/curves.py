@@ -1,6 +1,6 @@
 """Fit how often strangers score how high, and store it in a model's normalizer.
 
-    python benchmarks release/curves MODEL PHOTOS... --digits 01245689 --cache DIR
+    python benchmarks release/curves MODEL PHOTOS... --digits 01245689 --cache DIR [--kinds tiled]
 
 Photos are taken at random from those whose name ends in one of ``--digits`` (COCO's ids ending in 3
 and 7 are for choosing and testing), without those the background knows. Every kind of score gets a
@@ -23,7 +23,7 @@ from accuracy.related import RelatedPairs
 from accuracy.tiles import describe as describe_tiles
 from photos import find_photos
 from sscd_vec.encoder import Encoder
-from sscd_vec.normalize import COPY_RATE, STANDARD_BANK, Normalizer, calibrate
+from sscd_vec.normalize import COPY_RATE, STANDARD_BANK, Kind, Normalizer, calibrate
 from sscd_vec.normalize.calibration import Options
 from sscd_vec.normalize.descriptors import overlapping_pairs
 
@@ -31,6 +31,7 @@ PHOTOS = 20_000
 VIEWED = 600  # queries seen in tiles or at several scales
 TILES = 2
 LOOKED_AT = 1500  # highest pairs judged related or not
+FITTED: tuple[Kind, ...] = ("search", "symmetric", "tiled")
 SAME = 1e-3  # 1 - cosine of one photo under two names, of which COCO has some
 
 Rows = NDArray[np.float32]
@@ -43,9 +44,10 @@ def with_curves(
     rows: Rows,
     related: RelatedPairs,
     *,
+    kinds: Sequence[Kind] = FITTED,
     force: bool = False,
 ) -> Normalizer:
-    """The normalizer with a curve and a threshold for every kind of score.
+    """The normalizer with a curve and a threshold for kinds of score.
 
     Args:
         normalizer: With its final background.
@@ -53,12 +55,16 @@ def with_curves(
         paths: Photos like those in use, not in the background.
         rows: Their descriptors.
         related: Judges pairs.
+        kinds: Which ones.
         force: Keep what calibration refuses, for a trial on few photos.
     """
     apart = strangers(normalizer, rows)
     paths, rows = [paths[row] for row in apart], rows[apart]
-    normalizer = _add(normalizer, related, paths, paths, rows, kind="search", force=force)
-    normalizer = _add(normalizer, related, paths, paths, rows, kind="symmetric", force=force)
+    for kind in ("search", "symmetric"):
+        if kind in kinds:
+            normalizer = _add(normalizer, related, paths, paths, rows, kind=kind, force=force)
+    if "tiled" not in kinds:
+        return normalizer
     # A query is looked at in several views, its references are whole.
     viewed, whole = paths[:VIEWED], paths[VIEWED:]
     views = describe_tiles(encoder, viewed, TILES)
@@ -122,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--count", type=int, default=PHOTOS)
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--backend", default="torch", help="torch, openvino or onnx")
+    parser.add_argument("--kinds", nargs="+", choices=FITTED, default=FITTED)
     parser.add_argument("--force", action="store_true", help="keep what calibration refuses")
     options = parser.parse_args(arguments)
     encoder = Encoder.from_pretrained(options.model, backend=options.backend)
@@ -131,7 +138,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = place(options.cache, encoder.fingerprint, "strangers", images)
     rows = describe(images, EncoderDescriber(encoder, BATCH), folder).array()
     related = RelatedPairs(options.cache / "related.json")
-    made = with_curves(normalizer, encoder, images.paths, rows, related, force=options.force)
+    made = with_curves(
+        normalizer,
+        encoder,
+        images.paths,
+        rows,
+        related,
+        kinds=options.kinds,
+        force=options.force,
+    )
     made.save(options.model / "normalizer.safetensors")
 
 

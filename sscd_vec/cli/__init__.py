@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from sscd_vec.cli import console
+from sscd_vec.cli.calibrate import calibrate_threshold
 from sscd_vec.cli.compare import compare
 from sscd_vec.cli.convert import convert
 from sscd_vec.cli.decisions import decisions
@@ -21,7 +22,7 @@ from sscd_vec.cli.doctor import doctor
 from sscd_vec.cli.encode import encode
 from sscd_vec.cli.eval import evaluate
 from sscd_vec.cli.index import index
-from sscd_vec.cli.normalize import calibrate_threshold, fit, table
+from sscd_vec.cli.normalize import fit, table
 from sscd_vec.cli.overlap import overlap
 from sscd_vec.cli.search import search
 from sscd_vec.cli.serve import serve

@@ -22,8 +22,6 @@ from sscd_vec.cli.console import (
 if TYPE_CHECKING:
     from sscd_vec.normalize import Calibration, Normalizer
 
-LEAST = 20  # decisions that a threshold can rest on
-
 
 def decisions(
     bank: InBankOption,
@@ -75,14 +73,18 @@ def decisions(
     warn(f"{count(len(found), 'decision')}, {count(len(found.kept), 'image')} chosen to keep")
 
 
-def threshold_from(path: Path, normalizer: "Normalizer", precision: float) -> "Calibration":
+def threshold_from(
+    path: Path, normalizer: "Normalizer", precision: float, force: bool = False
+) -> "Calibration":
     """The threshold of symmetric scores that people's decisions ask for.
 
     Raises:
-        ValueError: There are too few, of one kind only, or made with another normalizer.
+        CalibrationError: There are too few, or of one kind only, and it is not forced.
+        ValueError: They were made with another normalizer.
     """
     from sscd_vec.bank.decisions import Decisions
     from sscd_vec.normalize import precision_threshold
+    from sscd_vec.normalize.calibration.precision import trusted
 
     found = Decisions.load(path)
     if found.normalizer != normalizer.query_fingerprint:
@@ -92,16 +94,13 @@ def threshold_from(path: Path, normalizer: "Normalizer", precision: float) -> "C
             "report made with this one"
         )
     scored = [(one, one.score) for one in found if one.score is not None]
-    copies = sum(one.is_copy for one, _ in scored)
-    if len(scored) < LEAST or copies in (0, len(scored)):
-        raise ValueError(
-            f"{path}: expected at least {LEAST} decisions with scores, some of them copies and "
-            f"some not, got {copies} copies and {len(scored) - copies} others"
-        )
-    return precision_threshold(
+    if not scored:
+        raise ValueError(f"{path}: expected decisions with scores, got none")
+    found_threshold = precision_threshold(
         [score for _, score in scored],
         [one.is_copy for one, _ in scored],
         precision,
         kind="symmetric",
         query_ids=[one.first for one, _ in scored],
     )
+    return trusted(found_threshold, normalizer.largest_score, force)

@@ -25,10 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Descriptors and, where they are crops, which image each row belongs to."""
+    """Descriptors and what they are of.
+
+    Attributes:
+        descriptors: ``(n, d)``.
+        groups: The image of each row, where rows are crops.
+        files: The images' files, where they were encoded here.
+    """
 
     descriptors: NDArray[Any]
     groups: NDArray[np.int64] | None = None
+    files: tuple[ImageFile, ...] = ()
 
 
 class ImageReader:
@@ -73,12 +80,13 @@ class ImageReader:
         Raises:
             ValueError: No image could be read.
         """
-        parts = [one.descriptors for one in self.describe(files, tiles) if not one.reason]
-        arrays = [part for part in parts if part is not None]
+        found = self.describe(files, tiles)
+        arrays = [one.descriptors for one in found if one.descriptors is not None]
         if not arrays:
             raise ValueError("no image could be read")
         groups = np.repeat(np.arange(len(arrays)), [len(part) for part in arrays])
-        return Rows(np.concatenate(arrays), groups if tiles > 1 else None)
+        kept = tuple(one.source.file for one in found if one.source.file is not None)
+        return Rows(np.concatenate(arrays), groups if tiles > 1 else None, kept)
 
     def list_unreadable(self) -> bool:
         """Name the files that could not be read; whether there were any."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sscd_vec.cli.console import (
+    FAILED,
     CacheOption,
     DeviceOption,
     Failure,
@@ -15,6 +16,7 @@ from sscd_vec.cli.console import (
     NormalizerOption,
     print_json,
     print_rows,
+    say,
     warn,
 )
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from sscd_vec.bank.describe import ImageEncoder
-    from sscd_vec.predictions import Predictions
+    from sscd_vec.normalize import Normalizer
+    from sscd_vec.predictions import GroundTruth, Predictions
 
 
 def evaluate(
@@ -44,6 +47,16 @@ def evaluate(
     write: Annotated[
         Path | None, typer.Option("--write", help="Write the predictions here, as CSV.")
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", help="Write the normalizer with the threshold of --precision."),
+    ] = None,
+    precision: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the threshold that --store puts in.")
+    ] = 0.9,
+    force: Annotated[
+        bool, typer.Option("--force", help="Store a threshold that would be refused.")
+    ] = False,
     model: ModelOption = None,
     normalizer: NormalizerOption = None,
     device: DeviceOption = None,
@@ -56,17 +69,27 @@ def evaluate(
     exhaustively. Files named R000123.jpg have the id R000123. A truth file that lists queries
     without a match lists all that count: candidates of other queries are left out.
 
+    --store chooses the lowest threshold with the wanted precision on these candidates and writes
+    the normalizer with it, for search, serve and Bank. Too few candidates are refused. With
+    --predictions say which --normalizer made the scores.
+
         sscd-vec eval truth.csv --predictions mine.csv
         sscd-vec eval truth.csv --queries queries/ --references references/
+        sscd-vec eval truth.csv --queries queries/ --references references/
+            --store mine.safetensors --precision 0.95
     """
     from sscd_vec.metrics import evaluate as measure
+    from sscd_vec.normalize import Normalizer as Rules
     from sscd_vec.predictions import read_ground_truth, read_predictions, write_predictions
 
     known = read_ground_truth(truth)
+    rules = None
     if predictions is not None:
+        if store is not None and normalizer is None:
+            raise Failure("--store with --predictions: say which --normalizer made the scores")
         candidates = read_predictions(predictions)
     elif queries is not None and references is not None:
-        candidates = _search(queries, references, k, model, normalizer, device, cache)
+        candidates, rules = _search(queries, references, k, model, normalizer, device, cache)
     else:
         raise Failure("give --predictions FILE, or --queries FOLDER and --references FOLDER")
     if write is not None:
@@ -85,6 +108,38 @@ def evaluate(
         print_json(summary)
     else:
         print_rows(["figure", "value"], [(name, value) for name, value in summary.items()])
+    if store is not None:
+        if rules is None:
+            rules = Rules.from_pretrained(normalizer)
+        _store(store, rules, counting, known, precision, force)
+
+
+def _store(
+    path: Path,
+    rules: "Normalizer",
+    candidates: "Predictions",
+    truth: "GroundTruth",
+    precision: float,
+    force: bool,
+) -> None:
+    """Write the normalizer with the threshold of a precision on these candidates."""
+    from sscd_vec.normalize import CalibrationError, precision_threshold
+    from sscd_vec.normalize.calibration.precision import trusted
+
+    ids = candidates.query_ids.tolist(), candidates.reference_ids.tolist()
+    true = set(zip(truth.query_ids.tolist(), truth.reference_ids.tolist(), strict=True))
+    is_copy = [pair in true for pair in zip(*ids, strict=True)]
+    try:
+        found = precision_threshold(candidates.scores, is_copy, precision, query_ids=ids[0])
+        found = trusted(found, rules.largest_score, force)
+    except CalibrationError as error:
+        warn(f"error: {error}; nothing was stored")
+        raise typer.Exit(FAILED) from error
+    rules.with_calibration(found).save(path)
+    for warning in found.warnings:
+        warn(f"warning: {warning}")
+    say(f"{found.threshold}; {found.threshold.note}")
+    say(f"stored in {path}: give it to search and serve as --normalizer")
 
 
 def _search(
@@ -95,7 +150,7 @@ def _search(
     normalizer: str | None,
     device: str | None,
     cache: bool,
-) -> "Predictions":
+) -> "tuple[Predictions, Normalizer]":
     import numpy as np
 
     from sscd_vec.adapters.faiss import FaissIndex
@@ -108,7 +163,8 @@ def _search(
     index.add(*_describe(setup.encoder, references, cache))
     asked, rows = _describe(setup.encoder, queries, cache)
     matches = index.search(rows, k=k)
-    return Predictions(np.array(asked)[matches.queries], matches.ids.astype(str), matches.scores)
+    names = np.array(asked)[matches.queries]
+    return Predictions(names, matches.ids.astype(str), matches.scores), setup.normalizer
 
 
 def _describe(

@@ -1,11 +1,11 @@
-"""``sscd-vec normalize fit``, ``normalize table`` and ``calibrate``: descriptors in, one file out.
+"""``sscd-vec normalize fit`` and ``normalize table``: descriptors in, one file or table out.
 
-``fit`` and ``calibrate`` take folders of images too, which are encoded first.
+``fit`` takes folders of images too, which are encoded first.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +14,6 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from sscd_vec import plots
 from sscd_vec.cli.console import (
     FAILED,
     SOME_UNREADABLE,
@@ -24,25 +23,18 @@ from sscd_vec.cli.console import (
     ModelOption,
     print_json,
     print_rows,
-    say,
     warn,
 )
-from sscd_vec.cli.decisions import threshold_from
 from sscd_vec.cli.descriptors import (
     ImageReader,
-    Rows,
     batches,
     holds_images,
     read_descriptors,
-    read_halves,
-    read_rows,
 )
 from sscd_vec.metrics import micro_average_precision
 from sscd_vec.normalize import (
-    Kind,
     Normalizer,
     ScoreNorm,
-    calibrate,
     nearest_neighbours,
     nearest_similarities,
 )
@@ -53,19 +45,7 @@ if TYPE_CHECKING:
     from sscd_vec.bank.describe import ImageEncoder
     from sscd_vec.encoder import Encoder
 
-WANTED_PRECISION = 0.95  # of a threshold from decisions, unless told otherwise
 DescriptorFile = Annotated[Path, typer.Option(help="Descriptors: .npy, .safetensors, .parquet.")]
-OptionalDescriptors = Annotated[
-    Path | None,
-    typer.Option(help="Descriptors (.npy, .safetensors, .parquet), or a folder of images."),
-]
-OptionalGroups = Annotated[
-    Path | None,
-    typer.Option(help="With --kind tiled and a descriptor file: .npy with the image of each row."),
-]
-Tiles = Annotated[
-    int, typer.Option(min=1, max=4, help="With --kind tiled and images: crops per side.")
-]
 
 
 def fit(
@@ -75,8 +55,9 @@ def fit(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The normalizer file to write.")],
     whitening: Annotated[
-        Literal["whiten", "centre", "none"], typer.Option(help="The paper's is whiten.")
-    ] = "whiten",
+        Literal["auto", "whiten", "centre", "none"],
+        typer.Option(help="auto whitens, but keeps the model's own whitening for few images."),
+    ] = "auto",
     dim: Annotated[int | None, typer.Option(help="Keep this many dimensions.")] = None,
     score_norm: Annotated[
         str, typer.Option(help="Beta and neighbours (counted from 0), or none.")
@@ -100,7 +81,7 @@ def fit(
         sscd-vec normalize fit ~/other-photos --out normalizer.safetensors
         sscd-vec normalize fit background.npy --out normalizer.safetensors
     """
-    images = ImageReader(partial(_load, model, device), cache)
+    images = ImageReader(partial(load_encoder, model, device), cache)
     try:
         normalizer = Normalizer.fit(
             batches(background, images),
@@ -109,129 +90,14 @@ def fit(
             eps="oas" if shrink else 0.0,
             l2_before=l2_before,
             score_norm=None if score_norm == "none" else ScoreNorm.parse(score_norm),
-            encoder=_encoder_of(background, images, encoder),
+            encoder=encoder_of(background, images, encoder),
             keep_background="float16" if half else "float32",
             background_size=background_size,
         )
         normalizer.save(out)
     except (OSError, ValueError, TypeError) as error:
-        raise _failed(error) from error
-    _report(normalizer, out, as_json)
-    if images.list_unreadable():
-        raise typer.Exit(SOME_UNREADABLE)
-
-
-def calibrate_threshold(
-    normalizer: Annotated[Path, typer.Argument(help="The normalizer file; read.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the calibrated one goes.")],
-    queries: OptionalDescriptors = None,
-    references: OptionalDescriptors = None,
-    labels: Annotated[
-        Path | None, typer.Option(help=".npy of 0/1 per row: with --precision.")
-    ] = None,
-    from_decisions: Annotated[
-        Path | None,
-        typer.Option(
-            "--from-decisions", help="What you decided in a report: with --precision, symmetric."
-        ),
-    ] = None,
-    false_match_rate: Annotated[float | None, typer.Option(help="Such as 0.001.")] = None,
-    precision: Annotated[float | None, typer.Option(help="Such as 0.9.")] = None,
-    per: Annotated[
-        Literal["query", "comparison"], typer.Option(help="What the rate counts.")
-    ] = "query",
-    bank_size: Annotated[int | None, typer.Option(help="References in the bank in use.")] = None,
-    kind: Annotated[
-        Literal["search", "symmetric", "tiled"],
-        typer.Option(help="Which score: search, symmetric for dedup and compare, tiled."),
-    ] = "search",
-    tiles: Tiles = 2,
-    reference_tiles: Tiles = 1,
-    query_groups: OptionalGroups = None,
-    reference_groups: OptionalGroups = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the scores and the threshold.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Store a threshold that would be refused.")
-    ] = False,
-    model: ModelOption = None,
-    device: DeviceOption = None,
-    cache: CacheOption = True,
-    as_json: JsonOption = False,
-) -> None:
-    """Find the threshold for a false-match rate or a precision, and store it.
-
-    Without --queries the normalizer's own background is split and used; one folder of images is
-    split into queries and references. The images must not be copies of each other. With
-    --precision, row i of queries, references and labels is one labelled candidate pair.
-
-    --from-decisions takes a file saved by a report or by `sscd-vec decisions --out` and finds the
-    threshold of dedup and compare, with its interval.
-
-    Tiled scores (search --tiles, index --tiles) are calibrated for the crops they are used with:
-    --tiles of the queries, --reference-tiles of the bank.
-
-        sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
-        sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
-            --kind tiled --tiles 2
-    """
-    chosen: Kind = kind
-    images = ImageReader(partial(_load, model, device), cache)
-    crops = (tiles, reference_tiles) if kind == "tiled" else (1, 1)
-    try:
-        before = Normalizer.load(normalizer)
-        given = [path for path in (queries, references) if path is not None]
-        made_by = _encoder_of(given, images, None)
-        if made_by is not None:
-            before.check_encoder(made_by)
-        sides: list[Rows | None] = [None, None]
-        if kind == "tiled" and queries is not None and holds_images(queries) and references is None:
-            sides = [*read_halves(queries, images, *crops)]
-        else:
-            for side, (path, groups) in enumerate(
-                ((queries, query_groups), (references, reference_groups))
-            ):
-                if path is not None:
-                    sides[side] = read_rows(path, images, crops[side], groups)
-        asked, bank = sides
-        result = (
-            threshold_from(from_decisions, before, precision or WANTED_PRECISION)
-            if from_decisions is not None
-            else calibrate(
-                before,
-                None if asked is None else asked.descriptors,
-                None if bank is None else bank.descriptors,
-                None if labels is None else np.load(labels),
-                false_match_rate=false_match_rate,
-                precision=precision,
-                per=per,
-                bank_size=bank_size,
-                kind=chosen,
-                query_groups=None if asked is None else asked.groups,
-                reference_groups=None if bank is None else bank.groups,
-                force=force,
-            )
-        )
-        found = result.threshold
-        if kind == "tiled":
-            found = replace(found, note="; ".join(filter(None, (found.note, _layout(asked, bank)))))
-        after = before.with_calibration(replace(result, threshold=found))
-        after.save(out)
-        if plot is not None:
-            figure = plots.score_histogram(
-                result.nonmatch_scores,
-                result.match_scores,
-                result.threshold.value,
-                result.threshold.interval,
-                str(result.threshold),
-            )
-            plots.save(figure, plot)
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        raise _failed(error) from error
-    for warning in result.warnings:
-        warn(f"warning: {warning}")
-    if found.note:
-        say(found.note)
-    _report(after, out, as_json)
+        raise failed(error) from error
+    report(normalizer, out, as_json)
     if images.list_unreadable():
         raise typer.Exit(SOME_UNREADABLE)
 
@@ -292,7 +158,7 @@ def table(
             k=k,
         )
     except (OSError, ValueError, TypeError) as error:
-        raise _failed(error) from error
+        raise failed(error) from error
     if as_json:
         print_json([asdict(row) for row in rows])
     else:
@@ -330,13 +196,14 @@ def score_norm_table(
     return found
 
 
-def _load(model: str | None, device: str | None) -> "Encoder":
+def load_encoder(model: str | None, device: str | None) -> "Encoder":
+    """The model that folders of images are encoded with."""
     from sscd_vec.encoder import Encoder
 
     return Encoder.from_pretrained(model, device=device)
 
 
-def _encoder_of(
+def encoder_of(
     paths: Sequence[Path], images: ImageReader, given: str | None
 ) -> "str | ImageEncoder | None":
     """Who made these descriptors: the model of folders of images, or what Parquet files say."""
@@ -344,17 +211,6 @@ def _encoder_of(
         return images.encoder
     files = [path for path in paths if holds_descriptors(path)]
     return (files and DescriptorFiles(files, encoder=given).encoder) or given
-
-
-def _layout(queries: Rows | None, references: Rows | None) -> str:
-    """How many crops an image has, on either side, for the note of a tiled threshold."""
-    sizes = [
-        1
-        if rows is None or rows.groups is None
-        else np.unique(rows.groups, return_counts=True)[1].max()
-        for rows in (queries, references)
-    ]
-    return f"crops per image: {sizes[0]} of a query, {sizes[1]} of a reference"
 
 
 def _ids(path: Path | None, count: int) -> list[str]:
@@ -366,7 +222,8 @@ def _ids(path: Path | None, count: int) -> list[str]:
     return names
 
 
-def _report(normalizer: Normalizer, path: Path, as_json: bool) -> None:
+def report(normalizer: Normalizer, path: Path, as_json: bool) -> None:
+    """Print what was written."""
     facts: dict[str, object] = {
         "file": str(path),
         "dim_in": normalizer.dim_in,
@@ -384,7 +241,7 @@ def _report(normalizer: Normalizer, path: Path, as_json: bool) -> None:
     print_rows(("", ""), [*facts.items(), *stored])
 
 
-def _failed(error: Exception) -> typer.Exit:
+def failed(error: Exception) -> typer.Exit:
     """Say what went wrong in this command's words: the library's arguments are options here."""
     text = re.sub(r"\bdim=(\d+)", r"--dim \1", str(error)).replace("eps='oas'", "--shrink")
     warn(f"error: {text}")

@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from accuracy.evaluation import (
     dimension_sweep,
     evaluate_transform,
     standard_transforms,
+    without_unfit,
 )
 from sscd_vec.normalize import Normalizer, ScoreNorm
 from sscd_vec.normalize.whitening import Mode
@@ -127,6 +129,36 @@ def test_transforms_of_the_paper() -> None:
         "whitened", "whitened, shrunk by 0.1", "whitened, shrunk by 0.85",
     ]  # fmt: skip
     assert [t.dim for t in dimension_sweep(512)] == [512, 384, 256, 128, 64]
+
+
+def test_a_small_training_split_falls_back_to_the_shipped_whitening() -> None:
+    wanted = standard_transforms(512, shrinkages=[0.3])
+    shipped = Normalizer.from_pretrained().whitening
+    assert without_unfit(wanted, 5120, 512, shipped) == wanted
+    few = without_unfit(wanted, 300, 512, shipped)
+    assert [(t.label, t.dim) for t in few] == [
+        ("raw", None), ("centred", None), ("whitened, shrunk by 0.3", None), ("centred", 256),
+        ("whitened", 256), ("whitened as shipped", None),
+    ]  # fmt: skip
+    assert few[-1].fit([]) is shipped
+    # Badly fitted is still shown; only what cannot be fitted is left out.
+    assert [t.label for t in without_unfit(wanted, 600, 512, None)] == [t.label for t in wanted]
+
+
+def test_a_run_on_few_training_images_ends_with_figures(
+    disc_like: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few"
+    shutil.copytree(disc_like, few)
+    for path in sorted((few / "training").iterdir())[5:]:
+        path.unlink()
+    disc.main(
+        ["--disc", str(few), "--model", "sscd_lite0", "--cache", str(tmp_path / "cache"),
+         "--name", "few", "--results", str(tmp_path)]
+    )  # fmt: skip
+    assert "5 training images are few for 512 dimensions" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "few.json").read_text())["figures"]["models"][0]["rows"]
+    assert {row["transform"] for row in rows} == {"raw", "centred", "whitened as shipped"}
 
 
 def test_descriptors_are_computed_once_and_continue_after_an_interruption(

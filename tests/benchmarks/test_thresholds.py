@@ -1,5 +1,6 @@
 """Rates are counted as brute force counts them, and related pairs are left out."""
 
+import json
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import results
 from accuracy import thresholds
-from accuracy.dataset import Images
+from accuracy.copies import drawn_thresholds, edited, recall
+from accuracy.edits.mix import draw
 from accuracy.related import RelatedPairs
 from accuracy.thresholds import Found
 from sscd_vec.encoder import Encoder
@@ -55,8 +58,7 @@ def test_only_related_cells_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Found(
         np.array([[0.1, 0.9], [0.8, 0.2]], np.float32), np.array([[0, 1], [0, 1]], np.int64)
     )
-    images = Images(("a", "b"), ("a.jpg", "b.jpg"))
-    bank = Images(("x", "y"), ("x.jpg", "y.jpg"))
+    images, bank = ["a.jpg", "b.jpg"], ["x.jpg", "y.jpg"]
     monkeypatch.setattr("accuracy.related.are_related", lambda a, b: (a, b) == ("b.jpg", "x.jpg"))
     cells = thresholds.related_cells(found, images, bank, RelatedPairs())
     assert cells.tolist() == [[1, 0]]
@@ -71,12 +73,75 @@ def test_a_whole_run_writes_figures_and_a_plot(
     model = tmp_path / "model"
     shutil.copytree(encoder_folder, model)
     encoder = Encoder.from_pretrained(model)
-    rows = encoder.encode(sorted(map(str, photo_folder.iterdir())))
+    files = sorted(photo_folder.iterdir())
+    (tmp_path / "bank").mkdir()
+    for path in files[10:]:
+        shutil.copy(path, tmp_path / "bank")
+    rows = encoder.encode(list(map(str, files[:12])))  # two of them are in the bank too
     fitted = Normalizer.fit(rows, eps="oas", encoder=encoder)
     replace(fitted, curves={"search": made_curve()}).save(model / "normalizer.safetensors")
     thresholds.main(
-        f"--bank {photo_folder} --source photos={photo_folder} --sizes 5 10 --count 6 "
+        f"--bank {tmp_path / 'bank'} --source photos={photo_folder} --sizes 5 10 --count 6 "
+        f"--bank-count {len(files) - 10} --copies 4 "
         f"--model {model} --cache {tmp_path / 'cache'} --name thresholds".split()
     )
     assert (tmp_path / "thresholds.svg").read_text().startswith("<?xml")
-    assert '"promised": 0.01' in (tmp_path / "thresholds.json").read_text()
+    figures = json.loads((tmp_path / "thresholds.json").read_text())["figures"]
+    assert figures["bank"] == {"photos": len(files) - 12, "in the background": 2}
+    assert {row["promised"] for row in figures["photos"]["rates"]} == {0.01, 0.001}
+    found = figures["photos"]["recall"]
+    assert [row["copies"] for row in found["2 edits"]] == [4] * 4
+    # The second time nothing is edited or encoded again.
+    monkeypatch.setattr("accuracy.copies.edited", None)
+    thresholds.main(
+        f"--bank {tmp_path / 'bank'} --source photos={photo_folder} --sizes 5 --count 6 "
+        f"--bank-count {len(files) - 10} --copies 4 --model {model} --cache {tmp_path / 'cache'}"
+        "".split()
+    )
+
+
+def test_recall_is_counted_at_the_threshold_of_each_bank() -> None:
+    rules = replace(Normalizer.fit(descriptors(400)), curves={"search": made_curve()})
+    originals = descriptors(40, seed=1)
+    noise = np.random.default_rng(0).normal(size=originals.shape) * np.linspace(0, 0.4, 40)[:, None]
+    copies = originals + noise
+    copies = (copies / np.linalg.norm(copies, axis=1, keepdims=True)).astype(np.float32)
+    scores = np.diagonal(rules.scores(copies, originals))
+    rows = recall(rules, copies, originals, [1000, 100_000], [1e-2, 1e-3])
+    for row, (size, rate) in zip(
+        rows, [(n, r) for n in (1000, 100_000) for r in (1e-2, 1e-3)], strict=True
+    ):
+        limit = rules.threshold_for(rate, size)
+        assert row["recall"] == pytest.approx((scores >= limit).mean())
+    shares = [row["recall"] for row in rows]
+    assert shares[0] > shares[3] > 0
+
+
+def test_edited_copies_have_as_many_edits_as_asked(photo_folder: Path) -> None:
+    paths = sorted(map(str, photo_folder.iterdir()))[:4]
+    assert [len(draw(np.random.default_rng(seed), 2)) for seed in range(20)] == [2] * 20
+    first, again = edited(paths, 1, seed=3), edited(paths, 1, seed=3)
+    for path, one, other in zip(paths, first, again, strict=True):
+        with Image.open(path) as original:
+            assert one.size != original.size or one.tobytes() != original.tobytes()
+        assert one.tobytes() == other.tobytes()
+
+
+def test_draws_say_how_far_thresholds_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accuracy.copies.SIZES", (100, 200))
+    monkeypatch.setattr("accuracy.copies.DRAWS", 3)
+    rules = replace(Normalizer.fit(descriptors(400)), curves={"search": made_curve()})
+    held, copied = descriptors(300, seed=1), descriptors(50, seed=2)
+    monkeypatch.setattr("accuracy.copies.RATE", 0.05)
+    monkeypatch.setattr("accuracy.copies.BANK", 10)
+    small, large = drawn_thresholds(rules, held, copied, copied)
+    assert (small["photos"], large["photos"]) == (100, 200)
+    for found in (small, large):
+        assert found["refused"] == [] and found["lowest"] < found["median"] < found["highest"] <= 1
+        assert found["lowest recall"] == pytest.approx(
+            found["lowest / best"] * found["best recall"], abs=1e-3
+        )
+    # A rate that no draw can show is refused, and not counted.
+    monkeypatch.setattr("accuracy.copies.RATE", 1e-12)
+    with pytest.raises(ValueError, match="refused all 3 draws of 100"):
+        drawn_thresholds(rules, held, copied, copied)

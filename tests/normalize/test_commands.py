@@ -7,8 +7,9 @@ import typer
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from sscd_vec.cli.calibrate import calibrate_threshold
 from sscd_vec.cli.descriptors import read_descriptors
-from sscd_vec.cli.normalize import calibrate_threshold, fit, table
+from sscd_vec.cli.normalize import fit, table
 from sscd_vec.normalize import Normalizer
 from tests.normalize.made import descriptors
 
@@ -24,7 +25,7 @@ def app() -> typer.Typer:
 
 def run(app: typer.Typer, *arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, [str(a) for a in arguments])
-    return result.exit_code, result.output
+    return result.exit_code, result.stdout if "--json" in arguments else result.output
 
 
 def test_fit_then_calibrate(app: typer.Typer, tmp_path: Path) -> None:

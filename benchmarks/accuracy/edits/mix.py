@@ -191,10 +191,16 @@ class Applied:
     strengths: Strengths
 
 
-def draw(rng: np.random.Generator) -> list[str]:
-    """Draw one to four edits of the mix, at most one of a family, in the order they are made."""
-    counts = list(COUNT_WEIGHTS)
-    count = int(rng.choice(counts, p=np.array(list(COUNT_WEIGHTS.values()))))
+def draw(rng: np.random.Generator, count: int | None = None) -> list[str]:
+    """Draw edits of the mix, at most one of a family, in the order they are made.
+
+    Args:
+        rng: Decides which.
+        count: How many; one to four at random by default.
+    """
+    if count is None:
+        counts = list(COUNT_WEIGHTS)
+        count = int(rng.choice(counts, p=np.array(list(COUNT_WEIGHTS.values()))))
     names = list(MIXTURE)
     weights = np.array([MIXTURE[name].weight for name in names])
     drawn: dict[str, int] = {}

@@ -23,9 +23,16 @@ from sscd_vec.normalize.calibration.nonmatches import (
     image_numbers,
     score_nonmatches,
 )
-from sscd_vec.normalize.calibration.precision import from_labels, paired_scores
+from sscd_vec.normalize.calibration.precision import from_labels, paired_scores, trusted
 from sscd_vec.normalize.calibration.tail import MOST, fit_curve, unexplained_pairs
-from sscd_vec.normalize.calibration.threshold import KINDS, VIEWS, Kind, Threshold
+from sscd_vec.normalize.calibration.threshold import (
+    KINDS,
+    LEAST_RECALL,
+    VIEWS,
+    WIDEST,
+    Kind,
+    Threshold,
+)
 from sscd_vec.normalize.descriptors import Float64
 
 if TYPE_CHECKING:
@@ -35,8 +42,6 @@ Per = Literal["query", "comparison"]
 LEAST_COMPARISONS = 100  # to fit anything at all
 ENOUGH_IMAGES, ENOUGH_COMPARISONS = 20, 4_000  # on either side, and of them, to be trusted
 FURTHEST = 1e-3  # a rate may be extrapolated to this share of one in the comparisons
-WIDEST = 0.3  # interval of a threshold, as a share of the largest score there can be
-LEAST_RECALL = 0.95
 KEPT_PAIRS = 4 * MOST
 HIGHEST = 20  # pairs returned for a second look
 
@@ -96,7 +101,7 @@ def calibrate(
 
     **Precision.** Row ``i`` of ``queries`` and of ``references`` are a candidate pair, and
     ``is_match[i]`` says whether it is a copy. The candidates should be what a search returns in
-    use: precision depends on how many of them are copies.
+    use: precision depends on how many of them are copies. Fewer than twenty are refused.
 
     Args:
         normalizer: Whose scores are calibrated.
@@ -135,9 +140,10 @@ def calibrate(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected a number between 0 and 1, got {confidence}")
     if precision is not None:
-        return from_labels(
+        found = from_labels(
             normalizer, queries, references, is_match, precision, kind, confidence, seed
         )
+        return trusted(found, normalizer.largest_score, force)
     rate = float(false_match_rate or 0)
     if not 0 < rate < 1:
         raise ValueError(f"false_match_rate: expected a number between 0 and 1, got {rate}")

@@ -1,16 +1,25 @@
 """A threshold for a wanted precision, from scores that people have labelled."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sscd_vec.normalize.calibration.curve import Calibration
-from sscd_vec.normalize.calibration.threshold import VIEWS, Kind, Threshold
+from sscd_vec.normalize.calibration.curve import Calibration, CalibrationError
+from sscd_vec.normalize.calibration.threshold import (
+    LEAST_RECALL,
+    VIEWS,
+    WIDEST,
+    Kind,
+    Threshold,
+)
 from sscd_vec.normalize.descriptors import Float32, Float64
 
 if TYPE_CHECKING:
     from sscd_vec.normalize.normalizer import Normalizer
+
+LEAST_PAIRS = 20  # labelled pairs that a threshold can rest on
 
 
 def precision_threshold(
@@ -52,6 +61,42 @@ def precision_threshold(
     values, labels = np.asarray(scores, dtype=np.float64), np.asarray(is_match, dtype=bool)
     none = np.zeros((0, 2), dtype=np.int64)
     return Calibration(threshold, None, values[~labels], values[labels], none, np.zeros(0))
+
+
+def trusted(found: Calibration, largest_score: float, force: bool = False) -> Calibration:
+    """The same with what a person should know about it.
+
+    Args:
+        found: From labelled pairs.
+        largest_score: What no score exceeds.
+        force: Warn of what would be refused.
+
+    Raises:
+        CalibrationError: If the pairs are too few, or all of one kind.
+    """
+    copies, others = len(found.match_scores), len(found.nonmatch_scores)
+    value, interval = found.threshold.value, found.threshold.interval
+    low, high = interval or (value, value)
+    doubts = []
+    if copies + others < LEAST_PAIRS or not copies or not others:
+        doubts.append(
+            f"expected at least {LEAST_PAIRS} labelled pairs, some of them copies and some not, "
+            f"got {copies} copies and {others} others"
+        )
+    if doubts and not force:
+        raise CalibrationError("calibration refused: " + "; ".join(doubts), found)
+    if high - low > WIDEST * largest_score:
+        doubts.append(
+            f"the threshold {value:.3f} could be anything from {low:.3f} to {high:.3f}: label "
+            "pairs that score in between"
+        )
+    recall = float((found.match_scores >= value).mean()) if copies else 1.0
+    if recall < LEAST_RECALL:
+        doubts.append(
+            f"at {value:.3f} only {recall:.1%} of the {copies} labelled copies are found; ask for "
+            "a lower precision, or look at the copies below it"
+        )
+    return replace(found, warnings=(*found.warnings, *doubts))
 
 
 def from_labels(

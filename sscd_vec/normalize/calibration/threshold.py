@@ -9,6 +9,8 @@ several views of a query: the whole image at several sizes (``"scaled"``) or its
 
 KINDS: tuple[Kind, ...] = ("search", "symmetric", "scaled", "tiled")
 VIEWS: tuple[Kind, ...] = ("scaled", "tiled")
+WIDEST = 0.3  # interval of a threshold to be trusted, as a share of the largest score there can be
+LEAST_RECALL = 0.95  # share of known copies that a threshold should find
 
 Target = Literal[
     "given", "false_match_rate_per_query", "false_match_rate_per_comparison", "precision"
