@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         further=asked.further,
         look=asked.look,
         count=asked.queries,
+        skip=asked.skip,
         processes=asked.processes,
     )
     figures: dict[str, object] = {
@@ -281,6 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--further", type=int, default=0, help="candidates of another look")
     parser.add_argument("--look", choices=get_args(Look), default="larger", help="which that is")
     parser.add_argument("--queries", type=int, help="take only so many")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of them")
     parser.add_argument("--photos", type=Path, nargs="+", help="to make false friends of")
     parser.add_argument("--friends", type=int, default=120, help="images of each kind")
     parser.add_argument("--time", action="store_true", help="measure the time of a query too")

@@ -167,7 +167,7 @@ def find_copies(
         judged = {p: j for p, j in judged.items() if not (j and outside.flags[list(p)].all())}
         judged |= _decided(decisions, images)
         pairs = _copies_only(pairs, threshold, judged)
-        doubt = _doubt(bank, images, pairs, outside, bar)
+        doubt = _doubt(bank, images, pairs, outside, bar, verify)
         in_doubt = doubt.about(pairs) & ~_accepted(pairs, judged)
         left = _alike(pairs.where(in_doubt), biases, outside, threshold)
         pairs = _with_accepted(pairs.where(~in_doubt), judged, z, biases)
@@ -205,10 +205,12 @@ def _doubt(
     pairs: groups.Pairs,
     outside: Outside,
     bar: ProgressBar,
+    verify: bool,
 ) -> groups.Doubt:
     """Whose scores say little, and what their pixels say."""
     both = pairs.where(outside.flags[pairs.first] & outside.flags[pairs.second])
-    same = same_pixels(bank, images, both, partial(bar.update, title="comparing pixels"))
+    relate = bank.second_stage.relate if verify else None
+    same = same_pixels(bank, images, both, partial(bar.update, title="comparing pixels"), relate)
     return groups.Doubt(outside.flags, same)
 
 

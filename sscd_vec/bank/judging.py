@@ -17,6 +17,7 @@ from sscd_vec.bank.exact import SIDE, compare, prepare
 from sscd_vec.bank.groups import Pairs, connected
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import BankMatch
+from sscd_vec.bank.same_page import look_closely
 from sscd_vec.bank.views import best_hits
 from sscd_vec.encoder.images import ImageError, ImageInput, Pixels, load_pixels
 from sscd_vec.normalize import Grade, Kind, Normalizer, Outside, Proof, Verdict
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from sscd_vec.verify import Evidence
 
 Float32 = NDArray[np.float32]
+TELLING = 64  # keypoints: of fewer, that they do not align says nothing
 SECOND_LOOKS = 3  # a copy of a document is the best match in 99 of 100 searches
 
 
@@ -89,7 +91,9 @@ def judge_hits(
     return matches
 
 
-def verified(judged: Verdict, evidence: "Evidence", threshold: float) -> Verdict:
+def verified(
+    judged: Verdict, evidence: "Evidence", threshold: float, proof: Proof | None = None
+) -> Verdict:
     """The verdict on a pair after verification, with the verifier's score and threshold.
 
     Two pages of one form share lines and boxes, so geometry alone makes no copies of images that
@@ -99,18 +103,25 @@ def verified(judged: Verdict, evidence: "Evidence", threshold: float) -> Verdict
         judged: The verdict by descriptors, and by pixels where the pair is in doubt.
         evidence: What geometry says.
         threshold: Least verified score of a copy.
+        proof: What a close look at a pair in doubt found (``same_page``).
     """
     found = replace(judged, score=evidence.score, threshold=threshold)
     if judged.basis == "pixels":
         return found
+    found = replace(found, basis="geometry")
+    places = f"verified: {evidence.cells} places of both align"
+    if judged.in_doubt and proof is not None and proof.is_copy is not None:
+        return replace(found, grade="copy" if proof.is_copy else "no", reason=proof.reason)
     if evidence.score >= threshold:
-        places = f"verified: {evidence.cells} places of both align"
         if judged.in_doubt:
-            return replace(found, grade="unsure", reason=f"{places}; {ALIKE}", basis="geometry")
-        return replace(found, grade="copy", reason=places, basis="geometry")
+            why = ALIKE if proof is None else proof.reason
+            return replace(found, grade="unsure", reason=f"{places}; {why}")
+        return replace(found, grade="copy", reason=places)
+    if judged.grade == "unsure" and evidence.visible < TELLING:
+        return replace(found, grade="unsure", reason=f"{ALIKE}, and too plain to be aligned")
     differ = "too little of one is found in the other"
     grade: Grade = "look" if judged.grade == "copy" else "no"
-    return replace(found, grade=grade, reason=f"not verified: {differ}", basis="geometry")
+    return replace(found, grade=grade, reason=f"not verified: {differ}")
 
 
 def judge_pair(
@@ -149,6 +160,7 @@ def same_pixels(
     images: Sequence[BankImage],
     pairs: Pairs,
     on_pairs: Callable[[int, int], None] | None = None,
+    relate: "Callable[[BankImage, BankImage], Evidence | None] | None" = None,
 ) -> NDArray[np.int64]:
     """For each image a number that images with the same pixels share.
 
@@ -157,6 +169,8 @@ def same_pixels(
         images: All of them.
         pairs: Those in question, strongest first. The best few of each image are compared.
         on_pairs: Called with how many pairs are done, and how many there are.
+        relate: Aligns two images by geometry, for a closer look where their pixels do not agree as
+            they are.
     """
     digests: dict[str, int] = {}
     same = [(digests.setdefault(i.digest, row), row) for row, i in enumerate(images) if i.digest]
@@ -171,6 +185,9 @@ def same_pixels(
         if a != last:
             look, last = SecondLook(_shown(bank, images[a])), a
         found = look(_shown(bank, images[b]))
+        if relate is not None and not (found is not None and found.is_copy):
+            files = _shown(bank, images[a]), _shown(bank, images[b])
+            found = look_closely(*files, relate(images[a], images[b]))
         if found is not None and found.is_copy:
             same.append((a, b))
         if on_pairs is not None:
