@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import results
 from accuracy.dataset import DiscSet, edits_of_queries, read_disc, with_counts
-from accuracy.false_friends import measure_friends
+from accuracy.false_friends import judged_friends, measure_friends
 from accuracy.verification import Look, Measurements, are_copies, measure_set, supports
 from photos import find_photos
 from speed.measure import interleaved
@@ -70,7 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.photos:
         photos = find_photos(asked.photos)[: asked.friends]
         friends = measure_friends(encoder, normalizer, photos, SETS, SEED, NEIGHBOURS)
-        figures["false friends"] = false_friends(friends, verifier, normalizer)
+        judged = judged_friends(photos, SETS, SEED, NEIGHBOURS)
+        figures["false friends"] = [
+            row | judged[str(row["kind"])] for row in false_friends(friends, verifier, normalizer)
+        ]
     if asked.time:
         figures["time"] = cost(encoder, verifier, disc)
     print(figures)
