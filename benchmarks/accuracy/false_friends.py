@@ -5,8 +5,10 @@ form), each around another photo or with other content. Within a set all images 
 each other, and no two are copies.
 """
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import astuple
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from accuracy.verification import NEVER, Measurements, joined
 from photos import Photo
+from sscd_vec.bank import Bank
 from sscd_vec.encoder import Encoder
 from sscd_vec.normalize import Normalizer
 from sscd_vec.verify.evidence import best_alignment
@@ -76,6 +79,37 @@ def measure_friends(
         found[kind] = joined(parts)
         print(f"false friends: {kind} measured", flush=True)
     return found
+
+
+def judged_friends(
+    photos: Sequence[Photo], sets: int, seed: int, k: int
+) -> dict[str, dict[str, int]]:
+    """Per kind, images that a bank calls a copy of another one of their template.
+
+    Asked as a user asks: ``Bank.search`` in a bank of the template's images, plain and verified.
+    """
+    found = {}
+    for kind in KINDS:
+        called = {"queries": 0, "by a bank": 0, "by a bank, verified": 0}
+        for images in make(kind, photos, sets, seed):
+            with tempfile.TemporaryDirectory() as folder:
+                for number, image in enumerate(images):
+                    image.save(Path(folder, f"{number}.png"), compress_level=1)
+                with Bank() as bank:
+                    bank.add(folder)
+                    for file in sorted(Path(folder).iterdir()):
+                        called["queries"] += 1
+                        called["by a bank"] += _called(bank, file, k, verify=False)
+                        called["by a bank, verified"] += _called(bank, file, k, verify=True)
+        found[kind] = called
+        print(f"false friends: {kind} {called}", flush=True)
+    return found
+
+
+def _called(bank: Bank, file: Path, k: int, *, verify: bool) -> bool:
+    """Whether an image of the bank is called a copy of another one."""
+    matches = bank.search(file, k + 1, verify=k + 1 if verify else False)
+    return any(match.is_copy and Path(match.id).name != file.name for match in matches)
 
 
 def _measure_all(

@@ -97,6 +97,7 @@ def measure_set(
     further: int = 0,
     look: Look = "larger",
     count: int | None = None,
+    skip: int = 0,
     processes: int = 1,
 ) -> Measurements:
     """Search a set and measure its candidates.
@@ -110,6 +111,7 @@ def measure_set(
         further: More candidates per query, of another look at it.
         look: Which: the best of its tiles, or the query at twice the size.
         count: Take only so many queries, the first ones of the set (they are in no order).
+        skip: Leave out so many of these, the first ones.
         processes: How many measure at once.
     """
     queries = disc.queries.only(disc.queries.ids[:count])
@@ -128,7 +130,7 @@ def measure_set(
     measured = cache / "measured" / _code()
     jobs = [
         Job(measured, queries.paths[start : start + BLOCK], tuple(found[start : start + BLOCK]))
-        for start in _starts(queries)
+        for start in range(skip, len(queries), BLOCK)
     ]
     left = [job for job in jobs if not job.file.exists()]
     if left:
@@ -138,7 +140,8 @@ def measure_set(
             for done, _ in enumerate(run(_measure_block, left), 1):
                 print(f"measured {done} of {len(left)} blocks", flush=True)
     supports = np.concatenate([np.load(job.file) for job in jobs])
-    rows = np.repeat(np.arange(len(found)), [len(each["reference"]) for each in found])
+    found = found[skip:]
+    rows = np.repeat(skip + np.arange(len(found)), [len(each["reference"]) for each in found])
     columns = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
     return Measurements(query=rows, support=supports, **columns)
 

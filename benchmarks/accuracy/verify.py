@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import results
 from accuracy.dataset import DiscSet, edits_of_queries, read_disc, with_counts
-from accuracy.false_friends import measure_friends
+from accuracy.false_friends import judged_friends, measure_friends
 from accuracy.verification import Look, Measurements, are_copies, measure_set, supports
 from photos import find_photos
 from speed.measure import interleaved
@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         further=asked.further,
         look=asked.look,
         count=asked.queries,
+        skip=asked.skip,
         processes=asked.processes,
     )
     figures: dict[str, object] = {
@@ -69,7 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.photos:
         photos = find_photos(asked.photos)[: asked.friends]
         friends = measure_friends(encoder, normalizer, photos, SETS, SEED, NEIGHBOURS)
-        figures["false friends"] = false_friends(friends, verifier, normalizer)
+        judged = judged_friends(photos, SETS, SEED, NEIGHBOURS)
+        figures["false friends"] = [
+            row | judged[str(row["kind"])] for row in false_friends(friends, verifier, normalizer)
+        ]
     if asked.time:
         figures["time"] = cost(encoder, verifier, disc)
     print(figures)
@@ -281,6 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--further", type=int, default=0, help="candidates of another look")
     parser.add_argument("--look", choices=get_args(Look), default="larger", help="which that is")
     parser.add_argument("--queries", type=int, help="take only so many")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of them")
     parser.add_argument("--photos", type=Path, nargs="+", help="to make false friends of")
     parser.add_argument("--friends", type=int, default=120, help="images of each kind")
     parser.add_argument("--time", action="store_true", help="measure the time of a query too")

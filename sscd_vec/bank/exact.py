@@ -32,6 +32,7 @@ SIDE = 640  # longest side images are compared at: digits of a page stay legible
 SMALLEST = 160  # a longest side below which too little of a text is left to tell it by
 COARSE, LEVELS = 96, (96, 192, 384, SIDE)
 SCALES = np.geomspace(0.72, 1 / 0.72, 15)  # of a crop that leaves 72 % of a side, either way round
+ROOM = 240  # COARSE and its largest scale side by side: correlation does not wrap around
 STEPS, MORE = 5, 2  # Gauss-Newton steps at the coarsest level, and at each finer one
 BLOCK = 8
 FLOOR = 10.0**2  # variance, in grey levels squared, that compression alone may leave
@@ -133,13 +134,14 @@ class SecondLook:
             return None
         try:
             if self._pixels is None:
-                self._pixels = _load(self._image)
-            return compare(self._pixels, _load(other)).proof
+                self._pixels = load_prepared(self._image)
+            return compare(self._pixels, load_prepared(other)).proof
         except ImageError as error:  # gone, or changed since it was added
             return Proof(None, f"their pixels could not be compared: {error.reason}")
 
 
-def _load(image: ImageInput) -> Pixels:
+def load_prepared(image: ImageInput) -> Pixels:
+    """An image's pixels as they are compared; large ones are reduced where they are decoded."""
     return prepare(load_pixels(image, reduce_to=lambda height, width: (SIDE, SIDE)))
 
 
@@ -167,15 +169,15 @@ def _starts(a: Image.Image, b: Image.Image) -> Iterator[_Warp]:
 def _search(a: Image.Image, b: Image.Image, keep: int = 2) -> list[_Warp]:
     """Where ``b`` lies on ``a``, by correlation of their edges at every scale."""
     target = _edges(_fitted(a, COARSE))
-    room = 4 * COARSE  # no wrap-around: both fit side by side at every scale
-    spectrum = np.fft.rfft2(target, (room, room))
+    small = Image.fromarray(_fitted(b, 2 * COARSE * SCALES[-1]))
+    spectrum = np.fft.rfft2(target, (ROOM, ROOM))
     found = []
     for scale in SCALES:
-        edges = _edges(_fitted(b, COARSE * scale))
-        overlap = np.fft.irfft2(spectrum * np.conj(np.fft.rfft2(edges, (room, room))), (room, room))
+        edges = _edges(_fitted(small, COARSE * scale))
+        overlap = np.fft.irfft2(spectrum * np.conj(np.fft.rfft2(edges, (ROOM, ROOM))), (ROOM, ROOM))
         y, x = np.unravel_index(int(overlap.argmax()), overlap.shape)
         strength = float(overlap[y, x] / np.linalg.norm(edges) / np.linalg.norm(target))
-        dy, dx = (int(step) - room * bool(step > room / 2) for step in (y, x))
+        dy, dx = (int(step) - ROOM * bool(step > COARSE) for step in (y, x))
         height, width = edges.shape
         warp = _Warp(target.shape[1] / width, -dx / width, target.shape[0] / height, -dy / height)
         found.append((strength, warp))

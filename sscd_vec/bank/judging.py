@@ -17,7 +17,7 @@ from sscd_vec.bank.exact import SecondLook
 from sscd_vec.bank.results import BankMatch
 from sscd_vec.bank.views import best_hits
 from sscd_vec.encoder.images import ImageInput
-from sscd_vec.normalize import Grade, Kind, Normalizer, Outside, Verdict
+from sscd_vec.normalize import Grade, Kind, Normalizer, Outside, Proof, Verdict
 from sscd_vec.normalize.verdict import ALIKE
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sscd_vec.verify import Evidence
 
 Float32 = NDArray[np.float32]
+TELLING = 64  # keypoints: of fewer, that they do not align says nothing
 SECOND_LOOKS = 3  # a copy of a document is the best match in 99 of 100 searches
 
 
@@ -67,7 +68,9 @@ def judge_hits(
     return matches
 
 
-def verified(judged: Verdict, evidence: "Evidence", threshold: float) -> Verdict:
+def verified(
+    judged: Verdict, evidence: "Evidence", threshold: float, proof: Proof | None = None
+) -> Verdict:
     """The verdict on a pair after verification, with the verifier's score and threshold.
 
     Two pages of one form share lines and boxes, so geometry alone makes no copies of images that
@@ -77,18 +80,25 @@ def verified(judged: Verdict, evidence: "Evidence", threshold: float) -> Verdict
         judged: The verdict by descriptors, and by pixels where the pair is in doubt.
         evidence: What geometry says.
         threshold: Least verified score of a copy.
+        proof: What a close look at a pair in doubt found (``same_page``).
     """
     found = replace(judged, score=evidence.score, threshold=threshold)
     if judged.basis == "pixels":
         return found
+    found = replace(found, basis="geometry")
+    places = f"verified: {evidence.cells} places of both align"
+    if judged.in_doubt and proof is not None and proof.is_copy is not None:
+        return replace(found, grade="copy" if proof.is_copy else "no", reason=proof.reason)
     if evidence.score >= threshold:
-        places = f"verified: {evidence.cells} places of both align"
         if judged.in_doubt:
-            return replace(found, grade="unsure", reason=f"{places}; {ALIKE}", basis="geometry")
-        return replace(found, grade="copy", reason=places, basis="geometry")
+            why = ALIKE if proof is None else proof.reason
+            return replace(found, grade="unsure", reason=f"{places}; {why}")
+        return replace(found, grade="copy", reason=places)
+    if judged.grade == "unsure" and evidence.visible < TELLING:
+        return replace(found, grade="unsure", reason=f"{ALIKE}, and too plain to be aligned")
     differ = "too little of one is found in the other"
     grade: Grade = "look" if judged.grade == "copy" else "no"
-    return replace(found, grade=grade, reason=f"not verified: {differ}", basis="geometry")
+    return replace(found, grade=grade, reason=f"not verified: {differ}")
 
 
 def judge_pair(

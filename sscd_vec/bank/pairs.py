@@ -18,6 +18,7 @@ from sscd_vec.bank.exact import SecondLook
 from sscd_vec.bank.groups import Doubt, Judged, Pairs, connected, scores
 from sscd_vec.bank.judging import SECOND_LOOKS
 from sscd_vec.bank.records import BankImage
+from sscd_vec.bank.same_page import look_closely
 from sscd_vec.normalize import Normalizer, Outside
 from sscd_vec.progress import ProgressBar
 
@@ -204,6 +205,9 @@ def _same_pixels(
         if a != last:
             look, last = SecondLook(tools.file(images[a])), a
         found = look(tools.file(images[b]))
+        if tools.relate is not None and not (found is not None and found.is_copy):
+            evidence = tools.relate(images[a], images[b], None)
+            found = look_closely(tools.file(images[a]), tools.file(images[b]), evidence)
         if found is not None and found.is_copy:
             same.append((a, b))
         bar.advance()

@@ -20,13 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.bank.describe import describe
-from sscd_vec.bank.judging import verified
+from sscd_vec.bank.judging import SECOND_LOOKS, verified
 from sscd_vec.bank.location import FEATURES
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import BankMatch
+from sscd_vec.bank.same_page import look_closely
 from sscd_vec.bank.settings import BankSettings
 from sscd_vec.encoder.images import ImageError, ImageInput, Pixels, load_pixels
 from sscd_vec.files import ImageFile
+from sscd_vec.normalize import Proof
 from sscd_vec.normalize.scales import PENALTY, SCALES
 from sscd_vec.progress import progress_bar
 from sscd_vec.verify import Evidence, Features, FeatureStore, Verifier
@@ -203,14 +205,15 @@ class SecondStage:
             query = self.verifier.extract(self._load(one.source.image))
         except ImageError:  # gone since it was encoded
             return [each.match for each in nearest[:k]]
+        look = _CloseLook(self._bank, one.source.image)
         matches = [
-            self._judge(query, each, least) if each.is_due else each.match for each in nearest
+            self._judge(query, each, least, look) if each.is_due else each.match for each in nearest
         ]
         is_whole = one.descriptors is not None and len(one.descriptors) == 1
         is_open = scales == "auto" and not any(match.is_copy for match in matches)
         if is_whole and (is_open or scales == "both"):
             more = _further(nearest, self._look_larger(one.source))
-            matches += [self._judge(query, each, least) for each in more]
+            matches += [self._judge(query, each, least, look) for each in more]
         return sorted(matches, key=_rank)[:k]
 
     def _look_larger(self, source: "Source") -> list[BankMatch]:
@@ -220,12 +223,14 @@ class SecondStage:
         found = self._bank.search_descriptors(rows, self.verifier.candidates, penalty=PENALTY)
         return [match for matches in found for match in matches]
 
-    def _judge(self, query: Features, candidate: Nearest, least: float) -> BankMatch:
+    def _judge(
+        self, query: Features, candidate: Nearest, least: float, look: "_CloseLook"
+    ) -> BankMatch:
         features = self.features_of(candidate.match.image)
         if features is None:
             return candidate.match
         evidence = self.verifier.compare(query, features, candidate.score)
-        judged = verified(candidate.match.judged, evidence, least)
+        judged = verified(candidate.match.judged, evidence, least, look(candidate.match, evidence))
         return replace(candidate.match, score=evidence.score, judged=judged, evidence=evidence)
 
     def _known_score(self, score: float) -> float | None:
@@ -258,6 +263,22 @@ class SecondStage:
         folder = tempfile.mkdtemp(prefix="sscd-vec-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return FeatureStore(Path(folder, FEATURES))
+
+
+class _CloseLook:
+    """Compares a query with those of its candidates that are in doubt and align, a few of them."""
+
+    def __init__(self, bank: "Bank", query: ImageInput) -> None:
+        self._bank, self._query, self._left = bank, query, SECOND_LOOKS
+
+    def __call__(self, match: BankMatch, evidence: Evidence) -> Proof | None:
+        """What their pixels say; None if nobody needs to ask or enough were asked."""
+        file = None if match.image is None else match.image.file
+        is_due = match.judged.in_doubt and match.judged.basis != "pixels" and evidence.located
+        if not is_due or not self._left or file is None or not self._bank.may_show(file.path):
+            return None
+        self._left -= 1
+        return look_closely(self._query, file, evidence)
 
 
 def compare_images(setup: "Setup", first: Pixels, second: Pixels, score: float) -> Evidence:

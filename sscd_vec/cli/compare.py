@@ -63,6 +63,7 @@ def compare(
         sscd-vec compare a.jpg b.jpg --verify --outlines copied.png
     """
     from sscd_vec.bank.judging import judge_pair, verified
+    from sscd_vec.bank.same_page import look_closely
     from sscd_vec.bank.setup import Setup
 
     if outlines is not None and not verify:
@@ -80,7 +81,8 @@ def compare(
     if verify:
         evidence = _verify(setup, first, second, verdict.score)
         least = evidence.threshold if threshold is None else threshold
-        verdict = verified(verdict, evidence, least)
+        proof = look_closely(first, second, evidence) if verdict.in_doubt else None
+        verdict = verified(verdict, evidence, least, proof)
     limit = verdict.threshold
     region = None if evidence is None else evidence.region
     if heatmap is not None:

@@ -10,6 +10,7 @@ RATIO = 0.87  # the best match is this much nearer than the second best
 MOST_PAIRS = 256
 NEAR = 0.02  # of the reference's longer side: how far a keypoint may lie from its prediction
 ALIKE = 0.8  # cosine of descriptors that lie where they should
+CROWD = 5000  # alike pairs of an ordinary image are fewer; a tiled texture has a hundred times more
 TURNED, SCALED = 0.5, 0.8  # radians and octaves between a keypoint and its prediction
 
 
@@ -43,9 +44,9 @@ def match_again(
         matrix: ``(3, 3)`` from the query's to the reference's working pixels.
         similarity: ``(query keypoints, reference keypoints)`` cosines.
     """
-    rows, columns = np.divmod(np.flatnonzero(similarity > ALIKE), similarity.shape[1])
-    placed = transform(matrix, query.points)[rows]
-    gap = np.linalg.norm(placed - reference.points[columns], axis=1) / max(reference.size)
+    placed, near = transform(matrix, query.points), NEAR * max(reference.size)
+    rows, columns = _alike(similarity, placed, reference.points, near)
+    gap = np.linalg.norm(placed[rows] - reference.points[columns], axis=1) / max(reference.size)
     (a, b), (c, d) = linear_part(matrix, query.size)
     turn, octave = np.arctan2(c - b, a + d), 0.5 * np.log2(a * d - b * c)
     turned = reference.angles[columns] - query.angles[rows] - turn
@@ -58,6 +59,20 @@ def match_again(
     best_of_row = _first_rows(pairs[:, 0])
     best_of_column = _first_rows(pairs[:, 1])
     return pairs[best_of_row & best_of_column]
+
+
+def _alike(
+    similarity: Float32, placed: NDArray[np.float64], points: Float32, near: float
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of pairs that are alike, without most of those that lie too far apart."""
+    alike = similarity > ALIKE
+    if np.count_nonzero(alike) > CROWD:
+        # Two comparisons of all pairs cost less than looking closely at so many of them.
+        for axis in (0, 1):
+            away = placed[:, axis, None].astype(np.float32) - points[None, :, axis]
+            alike &= np.abs(away, out=away) < 1.01 * near  # rounding may not lose a pair
+    rows, columns = np.divmod(np.flatnonzero(alike), similarity.shape[1])
+    return rows, columns
 
 
 def _first_rows(keys: NDArray[np.int64]) -> NDArray[np.bool_]:

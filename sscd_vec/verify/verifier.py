@@ -48,6 +48,7 @@ class Evidence:
         query_region: Where in the query the copied part is.
         reference_region: Where in the reference it comes from.
         descriptor_score: As given.
+        visible: Keypoints in the overlap, in the image where they are fewer.
     """
 
     score: float
@@ -63,6 +64,7 @@ class Evidence:
     query_region: Polygon
     reference_region: Polygon
     descriptor_score: float | None = None
+    visible: int = 0
 
     @property
     def is_copy(self) -> bool:
@@ -280,4 +282,5 @@ def _evidence(
         region.query,
         region.reference,
         descriptor_score,
+        support.visible,
     )

@@ -1,6 +1,7 @@
 """No false promise: what looks alike to the model is a copy only if its pixels say so."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,15 @@ from PIL import Image
 
 from sscd_vec.bank import Bank
 from sscd_vec.bank.exact import SecondLook
-from sscd_vec.bank.judging import judge_pair
+from sscd_vec.bank.judging import judge_pair, verified
+from sscd_vec.bank.results import Copies
 from sscd_vec.bank.tidy import link_copies, move_copies
-from sscd_vec.normalize import Domain, Normalizer
+from sscd_vec.normalize import Domain, Grade, Normalizer, Proof, Verdict
+from sscd_vec.verify import Evidence
 from tests.bank.conftest import COPY, COUNT, OpenBank
 from tests.bank.test_exact import page, resaved
 from tests.tiny_encoder import TinyEncoder
+from tests.verify.test_everywhere import photographed
 
 PAGES = 5
 
@@ -178,3 +182,66 @@ def test_a_bank_without_a_threshold_is_unsure_of_everything(images: Path) -> Non
         match = bank.search(images / "image-00.png")[0]
         assert (match.verdict, match.is_copy, match.threshold) == ("unsure", None, None)
         assert "no threshold is calibrated" in match.reason
+
+
+@pytest.fixture(scope="session")
+def doubtful(careful: Normalizer) -> Normalizer:
+    """To it everything is something else, letters on a brown table too."""
+    assert careful.domain is not None
+    return careful.with_domain(replace(careful.domain, threshold=-2.0))
+
+
+def test_geometry_decides_what_scores_and_frames_cannot(
+    open_bank: OpenBank, mixed: Path, doubtful: Normalizer
+) -> None:
+    on_table = photographed(page(2))
+    with open_bank(normalizer=doubtful) as bank:
+        bank.add(mixed)
+        assert bank.search(on_table, k=1)[0].verdict != "copy"
+        best, *others = bank.search(on_table, verify=True)
+        assert (Path(best.id).name, best.verdict) == ("page-2.png", "copy")
+        assert best.reason == "aligned, they are the same everywhere"
+        assert "copy" not in {match.verdict for match in others}
+        stranger = bank.search(photographed(page(9)), verify=True)
+        assert "copy" not in {match.verdict for match in stranger}
+
+
+def test_duplicates_find_a_letter_scanned_askew_with_geometry_only(
+    open_bank: OpenBank, mixed: Path, doubtful: Normalizer
+) -> None:
+    turned = page(2).rotate(1.5, Image.Resampling.BICUBIC, fillcolor="white")
+    turned.save(mixed / "askew.jpg", quality=95)
+
+    def with_page(found: Copies) -> list[set[str]]:
+        names = [{Path(m.image.id).name for m in group.members} for group in found.groups]
+        return [members for members in names if any("page" in name for name in members)]
+
+    with open_bank(normalizer=doubtful) as bank:
+        bank.add(mixed)
+        resaved_only = [{"page-1.png", "resaved.jpg"}]
+        assert with_page(bank.duplicates()) == resaved_only
+        found = with_page(bank.duplicates(verify=True))
+    assert sorted(found, key=max) == [{"page-2.png", "askew.jpg"}, *resaved_only]
+
+
+@pytest.mark.parametrize(
+    ("grade", "score", "visible", "proof", "expected"),
+    [
+        ("unsure", 0.9, 200, Proof(True, "same", "geometry"), "copy"),
+        ("no", 0.9, 200, Proof(True, "same", "geometry"), "copy"),
+        ("unsure", 0.9, 200, Proof(False, "other", "geometry"), "no"),
+        ("unsure", 0.9, 200, Proof(None, "few places", "geometry"), "unsure"),
+        ("unsure", 0.9, 200, None, "unsure"),
+        ("unsure", 0.1, 200, None, "no"),
+        ("unsure", 0.1, 10, None, "unsure"),
+    ],
+)
+def test_a_close_look_decides_about_pairs_in_doubt(
+    grade: Grade, score: float, visible: int, proof: Proof | None, expected: Grade
+) -> None:
+    judged = Verdict(0.6, grade, "", 0.2, None, None, 1000, in_doubt=True)
+    evidence = Evidence(score, 0.5, 9, 9, 0.9, 0.9, 1, 1, False, None, (), (), 0.6, visible)
+    found = verified(judged, evidence, 0.5, proof)
+    assert (found.grade, found.score, found.basis) == (expected, score, "geometry")
+    by_pixels = replace(judged, grade="copy", basis="pixels")
+    assert verified(by_pixels, evidence, 0.5, proof).grade == "copy"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from sscd_vec.verify import matching
 from sscd_vec.verify.features import KEYPOINT, OCTAVE, SUBPIXEL, TURN, Features
 from sscd_vec.verify.geometry import (
     align,
@@ -175,3 +176,15 @@ def test_match_again_refuses_other_scales_and_directions() -> None:
         other = Features(SIZE, changed, reference.thumbnail)
         assert len(match_again(query, other, SIMILARITY, similarity)) == 0
     assert len(match_again(query, reference, SIMILARITY, similarity)) == 10
+
+
+def test_a_crowd_of_alike_keypoints_gives_the_same_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query, reference = moved(SIMILARITY, spread(300))
+    similarity = np.random.default_rng(0).uniform(0.7, 1, (300, 300)).astype(np.float32)
+    crowd = match_again(query, reference, SIMILARITY, similarity)
+    assert np.count_nonzero(similarity > matching.ALIKE) > matching.CROWD
+    monkeypatch.setattr(matching, "CROWD", similarity.size)
+    assert np.array_equal(crowd, match_again(query, reference, SIMILARITY, similarity))
+    assert len(crowd) > 10

@@ -2,8 +2,9 @@
 
 import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 from PIL import Image, ImageDraw
 
 from accuracy.kinds.frame import face_at
@@ -63,16 +64,26 @@ def photographed(image: Image.Image, dice: random.Random) -> Image.Image:
     width, height = image.size
     ground = tuple(dice.randint(60, 200) for _ in range(3))
     margins = [dice.uniform(0.02, 0.12) * side for _ in range(4) for side in image.size]
+    frame = (0, 0, 0, height, width, height, width, 0)
     # Corners of the source that land on the corners of the frame: all outside, so that it shrinks.
     signs = (-1, -1, -1, 1, 1, 1, 1, -1)
-    places = (0, 0, 0, height, width, height, width, 0)
-    quad = tuple(at + sign * m for at, sign, m in zip(places, signs, margins, strict=True))
+    quad = tuple(at + sign * m for at, sign, m in zip(frame, signs, margins, strict=True))
     slanted = image.transform(
-        image.size, Image.Transform.QUAD, quad, Image.Resampling.BICUBIC, fillcolor=ground
-    )
+        image.size, Image.Transform.PERSPECTIVE, perspective(frame, quad),
+        Image.Resampling.BICUBIC, fillcolor=ground,
+    )  # fmt: skip
     light = Image.linear_gradient("L").rotate(dice.choice([0, 90, 180, 270])).resize(image.size)
     dim = Image.eval(slanted, lambda value: round(value * 0.8))
     return compressed(Image.composite(slanted, dim, light), dice.randint(60, 90))
+
+
+def perspective(frame: Sequence[float], quad: Sequence[float]) -> tuple[float, ...]:
+    """Pillow's eight coefficients of the map that takes four corners to four others."""
+    rows, ends = [], []
+    for x, y, u, v in zip(frame[::2], frame[1::2], quad[::2], quad[1::2], strict=True):
+        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+        ends += [u, v]
+    return tuple(np.linalg.solve(np.array(rows), np.array(ends)).tolist())
 
 
 def compressed(image: Image.Image, quality: int) -> Image.Image:
