@@ -183,10 +183,16 @@ def _check_writable(target: Path | None) -> None:
         return
     if target.is_dir():
         raise Failure(f"{printable_path(target)} is a folder; name a file")
-    target.parent.mkdir(parents=True, exist_ok=True)
     probe = target.with_name(f".{target.name}.probe")
-    probe.touch()
-    probe.unlink()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise Failure(
+            f"{printable_path(target)} cannot be written ({error.strerror}); name another place. "
+            "Nothing was done yet"
+        ) from error
 
 
 def _tidy(found: "Copies", move_to: Path | None, hardlink: bool, apply: bool) -> "Tidied":
