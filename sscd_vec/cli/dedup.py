@@ -332,6 +332,6 @@ def _print_actions(tidied: "Tidied", apply: bool) -> None:
         files = count(len(tidied.actions), "file")
         done = {"move": "moved", "link": "linked"}[tidied.actions[0].verb]
         if apply:
-            say(f"{files} {done}.")
+            warn(f"{files} {done}.")
         else:
             warn(f"{files} would be {done}; nothing was touched. Add --apply to do it.")

@@ -173,6 +173,7 @@ def calibrate_threshold(
         sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
         sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
             --kind tiled --tiles 2
+        sscd-vec calibrate fitted -o done --from-decisions decisions.json --precision 0.95
     """
     chosen: Kind = kind
     images = ImageReader(partial(_load, model, device), cache)
@@ -278,7 +279,13 @@ def table(
     k: Annotated[int, typer.Option("-k", help="Candidates per query.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """The paper's table of beta, n and n_end against µAP, on any descriptors."""
+    """The paper's table of beta, n and n_end against µAP, on any descriptors.
+
+    Whitening and bias are fitted on the background.
+
+        sscd-vec normalize table --queries q.npy --references r.npy
+            --background b.npy --truth truth.csv
+    """
     try:
         z_queries, z_references = read_descriptors(queries), read_descriptors(references)
         rows = score_norm_table(

@@ -100,7 +100,7 @@ function draw(entry) {
     : graded("unsure") ? "Unsure: look at the best matches yourself" : graded("look") ? "Perhaps a copy: take a look" : "No copy found";
   const left = make("div", {}, make("img", { className: "shot", src: entry.url, alt: entry.file.name }), verdict, make("p", { className: "facts name", textContent: entry.file.name }));
   if (!state.info?.read_only) left.append(addButton(entry));
-  const right = make("div", {}, make("div", { className: "matches" }, ...copies.map(match => card(entry, match))));
+  const right = make("div", {}, make("div", { className: copies.length < 4 ? "matches few" : "matches" }, ...copies.map(match => card(entry, match))));
   if (others.length) right.append(make("details", { open: entry.open ?? !copies.length, ontoggle: event => { entry.open = event.target.open } },
     make("summary", { textContent: plural(others.length, "nearest image") + (graded("unsure") ? " that may not be copies" : " below the threshold") }),
     make("div", { className: "matches" }, ...others.map(match => card(entry, match)))));
