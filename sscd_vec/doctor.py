@@ -183,6 +183,9 @@ def _extras() -> list[Check]:
         "plot": "matplotlib",
         "train": "tensorboard",
         "app": "starlette",
+        "verify": "opencv-python-headless",
+        "parquet": "pyarrow",
+        "ray": "ray",
         "threatexchange": "threatexchange",
     }
     here = [

@@ -7,12 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sscd_vec.bank import BankMatch
 from sscd_vec.normalize import Grade
 
-LARGEST_K, LARGEST_PAGE, LARGEST_REMOVAL = 100, 200, 10_000
+LARGEST_K, LARGEST_PAGE, LARGEST_REMOVAL, LARGEST_EXPORT = 100, 200, 10_000, 50_000
 LARGEST_KEY = 2**62
 LONGEST_ID, LONGEST_TEXT, LONGEST_NAME = 8192, 1000, 255
 
 Key = Annotated[int, Field(ge=1, le=LARGEST_KEY, description="A key from a match or from /bank.")]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_ID)]
+Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 class Problem(BaseModel):
@@ -45,6 +46,9 @@ class Match(BaseModel):
     false_match_rate: float | None = Field(
         description="Share of strangers that score so high in a bank of this size; null if unknown."
     )
+    decision: bool | None = Field(
+        description="Whether a person called this pair a copy (/decide); null if nobody did."
+    )
     key: int | None = Field(description="For /image and /heatmap; null if nothing can be shown.")
     verified: bool = Field(description="Whether geometry had its say (`serve --verify`).")
     region: Region | None = Field(description="What was copied; null if it is not located.")
@@ -60,6 +64,7 @@ class Match(BaseModel):
             verdict=match.verdict,
             reason=match.reason,
             false_match_rate=match.false_match_rate,
+            decision=match.decision,
             key=None if match.image is None else match.image.key,
             verified=match.evidence is not None,
             region=None if match.region is None else Region(**match.region._asdict()),
@@ -70,6 +75,7 @@ class Result(BaseModel):
     """What was found for one image."""
 
     image: str = Field(description="The file name it was sent with, or its position.")
+    digest: str = Field(description="SHA-256 of the image as it was sent, for /decide.")
     matches: list[Match]
 
 
@@ -97,6 +103,55 @@ class Removed(BaseModel):
     """How many were there."""
 
     removed: int
+
+
+class Ruling(BaseModel):
+    """What a person decided about an image and one of the bank."""
+
+    image: Digest = Field(description="SHA-256 of the image: `digest` of a search.")
+    id: Id = Field(description="Id of the image of the bank.")
+    is_copy: bool
+
+
+class Decided(BaseModel):
+    """How many pairs the bank remembers decisions about."""
+
+    decisions: int
+
+
+class DecidedPair(BaseModel):
+    """A decision: two images by the SHA-256 of their content."""
+
+    first: str
+    second: str
+    is_copy: bool
+    score: float | None = Field(description="Null here; `sscd-vec decisions --out` adds scores.")
+
+
+class DecisionFile(BaseModel):
+    """All decisions, as `dedup --decisions` and `sscd-vec decisions --add` read them."""
+
+    format: str
+    normalizer: str
+    pairs: list[DecidedPair]
+    keep: list[str]
+
+
+class ExportedRow(BaseModel):
+    """A match as the page shows it."""
+
+    image: Annotated[str, Field(max_length=LONGEST_ID)]
+    rank: Annotated[int, Field(ge=1, le=LARGEST_K)]
+    id: Annotated[str, Field(max_length=LONGEST_ID)]
+    name: Annotated[str, Field(max_length=LONGEST_ID)]
+    score: Annotated[float, Field(ge=-1e6, le=1e6)]
+    threshold: Annotated[float, Field(ge=-1e6, le=1e6)]
+    copy_: Annotated[bool, Field(alias="copy")]
+    verdict: Grade
+    reason: Annotated[str, Field(max_length=LONGEST_TEXT)]
+
+
+ExportedRows = Annotated[list[ExportedRow], Field(max_length=LARGEST_EXPORT)]
 
 
 class Grid(BaseModel):
@@ -150,6 +205,7 @@ class Info(BaseModel):
     tiles: int
     verify: bool = Field(description="Whether geometry confirms candidates.")
     read_only: bool
+    parquet: bool = Field(description="Whether /parquet is there (extra `parquet`).")
     version: str
 
 
@@ -165,7 +221,7 @@ MEANINGS = {
     403: "The request came from another site, or the file may not be shown.",
     404: "There is no such image, or its file is gone.",
     408: "The upload was too slow.",
-    413: "Too many bytes, images, pixels or ids.",
+    413: "Too many bytes, images, pixels, ids or rows.",
     415: "Not an image of a kind that is read.",
     422: "A broken image.",
     503: "Busy; Retry-After says when to ask again.",

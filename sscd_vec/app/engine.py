@@ -3,7 +3,7 @@
 import errno
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,28 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True)
 class Search:
-    """One image to look for, how many matches are wanted, and the least score of a copy."""
+    """One image to look for.
+
+    Attributes:
+        pixels: The image.
+        k: How many matches are wanted.
+        threshold: Least score of a copy; the bank's if None.
+        digest: SHA-256 of the file it came in: what was decided about it is known by that.
+    """
 
     pixels: Pixels
     k: int
     threshold: float | None = None
+    digest: str = ""
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What a person decided about an image, known by its SHA-256, and one of the bank."""
+
+    digest: str
+    id: str
+    is_copy: bool
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,7 @@ class Engine:
         return {
             "search": self.search,
             "add": self.add,
+            "decide": lambda rulings: [_outcome(self.decide, ruling) for ruling in rulings],
             "remove": lambda batches: [_outcome(self.remove, ids) for ids in batches],
             "heatmap": lambda pairs: [_outcome(self.heatmaps, pair) for pair in pairs],
         }
@@ -99,14 +117,36 @@ class Engine:
             found = self.bank.search_many(images, most, tiles=self.tiles, threshold=least)
             answers |= zip(rows, found, strict=True)
         self.metrics.images.inc(len(requests))
-        return [self._answer(answers[row], request.k) for row, request in enumerate(requests)]
+        return [self._answer(answers[row], request) for row, request in enumerate(requests)]
 
-    def _answer(self, answer: Answer, k: int) -> list[BankMatch] | Refused:
+    def _answer(self, answer: Answer, request: Search) -> list[BankMatch] | Refused:
         if answer.error:
             return Refused(422, f"the image: {answer.error}")
-        best = answer.matches[0].verdict if answer.matches else "no"
-        self.metrics.verdicts.labels(verdict=best).inc()
-        return answer.matches[:k]
+        matches = self._decided(answer.matches[: request.k], request.digest)
+        self.metrics.verdicts.labels(verdict=matches[0].verdict if matches else "no").inc()
+        return matches
+
+    def _decided(self, matches: list[BankMatch], digest: str) -> list[BankMatch]:
+        """Matches with what a person decided: the bank saw pixels, decisions are about files."""
+        known = self.bank.storage.records.decisions(about=digest)
+        if not known:
+            return matches
+        return [
+            match if match.image is None
+            else replace(match, decision=known.about(digest, match.image.digest))
+            for match in matches
+        ]  # fmt: skip
+
+    def decide(self, ruling: Ruling) -> int:
+        """Remember a decision; returns how many pairs were decided about.
+
+        Raises:
+            Refused: 404 if the bank has no such image.
+        """
+        if len(ruling.id.encode()) > LONGEST_ID or self.bank.get(ruling.id) is None:
+            raise Refused(404, "the bank has no such image")
+        self.bank.decide(ruling.digest, ruling.id, ruling.is_copy)
+        return len(self.bank.storage.records.decisions())
 
     def add(self, images: Sequence[Pixels]) -> list[str]:
         """Keep the images as clean JPEGs and put them into the bank; the same image has one id."""

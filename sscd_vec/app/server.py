@@ -1,6 +1,9 @@
 """The routes, and the app that ties guard, routes and worker together."""
 
 import asyncio
+import hashlib
+import importlib.util
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -19,7 +22,7 @@ except ImportError as error:
 from sscd_vec import __version__
 from sscd_vec.app import answers
 from sscd_vec.app.answers import refusals, upload_body
-from sscd_vec.app.engine import Engine, Pair, Search, refusal_of
+from sscd_vec.app.engine import Engine, Pair, Ruling, Search, refusal_of
 from sscd_vec.app.limits import LOOPBACK, App, Guard, Limits, Refused, whole_number
 from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.uploads import Decoding, Pixels, read_upload
@@ -28,6 +31,7 @@ from sscd_vec.bank.heat_grid import IMAGE_SIDE, grid
 from sscd_vec.bank.quality import jpeg
 from sscd_vec.bank.records import BankImage
 from sscd_vec.encoder.images import ImageError
+from sscd_vec.shards import arrow
 
 STATIC = {
     "style.css": "text/css; charset=utf-8",
@@ -40,6 +44,7 @@ QUALITY = 85
 HEATMAP_WEIGHT = 1 / 4
 FEW_VALUES = 3 * 2**22
 JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}}}}
+PARQUET: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
 GUARDED = (400, 401, 413, 503)  # what the guard may answer to any request
 UPLOADED = (*GUARDED, 403, 408, 415, 422)
@@ -60,7 +65,7 @@ def create_app(
         limits: What clients may ask for.
         token: Asked for on every request that carries data; None for none.
         hosts: Host names answered to; None for any.
-        read_only: Leave out ``/add`` and ``/remove``.
+        read_only: Leave out ``/add``, ``/remove`` and ``/decide``.
     """
     limits = limits or Limits()
     server = _Server(engine, limits, token is not None, read_only)
@@ -71,6 +76,7 @@ class _Server:
     def __init__(self, engine: Engine, limits: Limits, secured: bool, read_only: bool) -> None:
         self.engine, self.limits = engine, limits
         self.read_only = read_only or engine.bank.storage.read_only
+        self.has_parquet = importlib.util.find_spec("pyarrow") is not None
         self.metrics: Metrics = engine.metrics
         self.worker: Worker | None = None
         self.metrics.gauge("sscd_vec_bank_images", "Images in the bank.", lambda: len(engine.bank))
@@ -122,6 +128,12 @@ class _Server:
                 openapi_extra=upload_body())  # fmt: skip
             add("/remove", self.remove, methods=["POST"],
                 responses=refusals(*GUARDED, 403, 408, 507))  # fmt: skip
+            add("/decide", self.decide, methods=["POST"],
+                responses=refusals(*GUARDED, 403, 404, 408, 507))  # fmt: skip
+        add("/decisions", self.decisions, responses=refusals(*GUARDED))
+        if self.has_parquet:
+            add("/parquet", self.parquet, methods=["POST"], response_class=Response,
+                responses=PARQUET | refusals(*GUARDED, 403, 408))  # fmt: skip
         key = {"type": "integer", "minimum": 1, "maximum": answers.LARGEST_KEY}
         add("/heatmap", self.heatmap, methods=["POST"], responses=refusals(*UPLOADED, 404),
             openapi_extra=upload_body(key=key))  # fmt: skip
@@ -148,16 +160,21 @@ class _Server:
     ) -> answers.SearchAnswer:
         """Is this image (or are these) in the bank?"""
         upload = await read_upload(request, self.limits)
+        digests = [hashlib.sha256(content).hexdigest() for content in upload.contents]
         async with self.decoding.hold(upload.contents) as images:
             found = await asyncio.gather(
-                *(self._ask("search", Search(image, k, threshold)) for image in images)
+                *(
+                    self._ask("search", Search(image, k, threshold, digest))
+                    for image, digest in zip(images, digests, strict=True)
+                )
             )
         results = [
             answers.Result(
                 image=name,
+                digest=digest,
                 matches=[answers.Match.of(m, self.engine.name_of(m.id, m.image)) for m in matches],
             )
-            for name, matches in zip(upload.names, found, strict=True)
+            for name, digest, matches in zip(upload.names, digests, found, strict=True)
         ]
         used = self.engine.threshold if threshold is None else threshold
         return answers.SearchAnswer(threshold=used, results=results)
@@ -174,6 +191,21 @@ class _Server:
     async def remove(self, removal: answers.Removal) -> answers.Removed:
         """Take images out of the bank; files of yours stay."""
         return answers.Removed(removed=await self._ask("remove", removal.ids))
+
+    async def decide(self, ruling: answers.Ruling) -> answers.Decided:
+        """Remember whether an image is a copy of one of the bank, whatever they score."""
+        item = Ruling(ruling.image, ruling.id, ruling.is_copy)
+        return answers.Decided(decisions=await self._ask("decide", item))
+
+    async def decisions(self) -> answers.DecisionFile:
+        """All that was decided, as a file for `dedup --decisions`."""
+        known = await run_in_threadpool(self.engine.bank.storage.records.decisions)
+        return answers.DecisionFile(**known.to_dict())
+
+    async def parquet(self, rows: answers.ExportedRows) -> Response:
+        """The page's results as a Parquet file."""
+        content = await run_in_threadpool(_parquet, [row.model_dump(by_alias=True) for row in rows])
+        return Response(content, media_type="application/octet-stream")
 
     async def heatmap(self, request: Request) -> answers.Heatmaps:
         """Which part of the image matches the one of the bank, and the other way round."""
@@ -229,6 +261,7 @@ class _Server:
             tiles=self.engine.tiles,
             verify=bool(self.engine.bank.verify),
             read_only=self.read_only,
+            parquet=self.has_parquet,
             version=__version__,
         )
 
@@ -267,6 +300,17 @@ class _Server:
             name=self.engine.name_of(image.id, image),
             bytes=None if image.file is None or image.is_lost else image.file.size,
         )
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    pyarrow, parquet = arrow()
+    kinds = {"rank": pyarrow.int32(), "copy": pyarrow.bool_()}
+    kinds |= dict.fromkeys(("score", "threshold"), pyarrow.float64())
+    columns = [info.alias or name for name, info in answers.ExportedRow.model_fields.items()]
+    schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in columns])
+    written = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), written)
+    return written.getvalue()
 
 
 def _correct_description(app: FastAPI, secured: bool) -> None:

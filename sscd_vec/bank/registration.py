@@ -24,6 +24,8 @@ SIDE = 128  # pixels of the longer side, for everything but the first search
 COARSE = 40
 SCALES = sorted((2.0 ** (step / 8) for step in range(-11, 12)), key=lambda s: max(s, 1 / s))
 LEAST_OVERLAP = 0.25  # of the smaller one
+LEAST_SIDE = 6  # pixels: a narrower strip cannot be laid on anything
+LEAST_PIXELS = 64  # of the overlap, to compare or to fit anything
 FITS, CERTAIN = 0.5, 0.8  # correlation of gradients: no other turn is tried; no other scale
 SAME = 0.55  # correlation of grey levels below which two images do not lie in each other
 SAME_DETAIL = 0.3  # the same of gradients
@@ -76,6 +78,8 @@ def align(first: Float32, second: Float32) -> Alignment:
         first: ``(h, w)`` grey levels, at most 128 a side.
         second: Likewise.
     """
+    if min(*first.shape, *second.shape) < LEAST_SIDE:
+        return Alignment(0, (1.0, 1.0), (0.0, 0.0), correlation=0.0, detail=0.0)
     best = _search(first, second, (0,))
     if best[0] < FITS:
         best = max(best, _search(first, second, range(1, 8)))
@@ -123,7 +127,7 @@ def _search(first: Float32, second: Float32, turns: "tuple[int, ...] | range") -
     for relative in SCALES:
         a = _shrunk(a0, COARSE / max(1.0, relative)) if relative > 1 else a0
         b = _shrunk(b0, COARSE * relative) if relative < 1 else b0
-        if min(*a.shape, *b.shape) < 6:
+        if min(*a.shape, *b.shape) < LEAST_SIDE:
             continue
         grown = a0.shape[0] / a.shape[0] * to_a  # pixels of the first per pixel of ``a``
         fa = _spectra(_gradients(a)[None], size)
@@ -202,7 +206,7 @@ def _refine(
     valid = np.isfinite(seen)
     scale_found, shift_found = scales.tolist(), shifts.tolist()
     correlation = detail = 0.0
-    if valid.sum() > 64:
+    if valid.sum() > LEAST_PIXELS:
         correlation = _correlation(first[valid], seen[valid])
         filled = np.where(valid, seen, seen[valid].mean())
         detail = _gradient_correlation(_gradients(first), _gradients(filled), valid)
@@ -235,7 +239,9 @@ def _descend(
         seen = _warp(b, (scale[0], scale[1]), (shift[0], shift[1]), a.shape)
         valid = np.isfinite(seen)
         valid[[0, -1]] = valid[:, [0, -1]] = False
-        if valid.sum() < 64:
+        inside = valid & np.roll(valid, 1, 0) & np.roll(valid, -1, 0)
+        inside &= np.roll(valid, 1, 1) & np.roll(valid, -1, 1)
+        if inside.sum() < LEAST_PIXELS:  # a sliver of overlap has no gradients
             break
         dy, dx = np.gradient(np.nan_to_num(seen, nan=float(np.nanmean(seen))))
         # What is at row y of ``seen`` comes from (y - shift) / scale.
@@ -245,8 +251,6 @@ def _descend(
             -dy * (rows - shift[0]) / scale[0],
             -dx * (columns - shift[1]) / scale[1],
         ]
-        inside = valid & np.roll(valid, 1, 0) & np.roll(valid, -1, 0)
-        inside &= np.roll(valid, 1, 1) & np.roll(valid, -1, 1)
         system = np.stack([m[inside] for m in [*moves, seen, np.ones_like(seen)]], 1)
         error = a[inside] - _gained(seen[inside], a[inside])
         spread = 1.5 * float(np.median(np.abs(error))) + 1.0

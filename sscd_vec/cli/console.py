@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 DONE, FAILED, USAGE, SOME_UNREADABLE, NO_MATCH, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
+PATIENCE = 10.0  # seconds for another process that has a bank open; a server never lets go
+
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed (the reason is on standard error); 2 wrong usage; 3 done, but "
     "some files could not be read; 4 no copy found (search and compare with --exit-code); 130 "
@@ -215,8 +217,16 @@ def open_bank(location: str, **options: object) -> "Bank":
         options: Of ``Bank``.
     """
     from sscd_vec.bank import Bank
+    from sscd_vec.locks import LockHeldError
 
-    return Bank(location, create=False, **options)  # type: ignore[arg-type]
+    patient = {"wait": PATIENCE} | options
+    try:
+        return Bank(location, create=False, **patient)  # type: ignore[arg-type]
+    except LockHeldError as error:
+        raise Failure(
+            f"{error.strerror}. Wait until it ends, or stop it; a bank in a FAISS file can be "
+            "searched while another process has it open"
+        ) from error
 
 
 def descriptor_cache(wanted: bool) -> Path | None:

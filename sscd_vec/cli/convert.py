@@ -31,6 +31,9 @@ def convert(
 
     Nothing inside the file is executed. Exit code 0 when the folder was written and reads back the
     same, 1 with the reason otherwise.
+
+        sscd-vec convert sscd_disc_mixup.torchscript.pt sscd_disc_mixup/
+        sscd-vec index ~/photos --to bank.faiss --model sscd_disc_mixup/
     """
     try:
         summary = convert_model(source, folder, half=half, overwrite=overwrite)

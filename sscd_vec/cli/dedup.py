@@ -179,10 +179,16 @@ def _check_writable(target: Path | None) -> None:
         return
     if target.is_dir():
         raise Failure(f"{printable_path(target)} is a folder; name a file")
-    target.parent.mkdir(parents=True, exist_ok=True)
     probe = target.with_name(f".{target.name}.probe")
-    probe.touch()
-    probe.unlink()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise Failure(
+            f"{printable_path(target)} cannot be written ({error.strerror}); name another place. "
+            "Nothing was done yet"
+        ) from error
 
 
 def _tidy(found: "Copies", move_to: Path | None, hardlink: bool, apply: bool) -> "Tidied":
@@ -323,6 +329,6 @@ def _print_actions(tidied: "Tidied", apply: bool) -> None:
         files = count(len(tidied.actions), "file")
         done = {"move": "moved", "link": "linked"}[tidied.actions[0].verb]
         if apply:
-            say(f"{files} {done}.")
+            warn(f"{files} {done}.")
         else:
             warn(f"{files} would be {done}; nothing was touched. Add --apply to do it.")

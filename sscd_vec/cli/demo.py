@@ -41,6 +41,9 @@ def demo(
     mirrored) plus 4 unrelated ones; indexes the originals in a FAISS file and in a Milvus Lite
     file; searches both for the rest; prints the matches and writes report.html with the groups
     of copies.
+
+        sscd-vec demo
+        sscd-vec demo ~/sscd-demo --json
     """
     from sscd_vec.bank import Bank
 

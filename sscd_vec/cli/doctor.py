@@ -23,6 +23,8 @@ def doctor(
     """Check the install: versions, devices, FAISS build, bf16 safety, cache and models.
 
     Exit code 0 when everything needed works, 1 when the install is broken.
+
+        sscd-vec doctor
     """
     checks = sscd_vec.doctor.examine(cache_dir)
     broken = any(check.status == "fail" for check in checks)

@@ -144,7 +144,13 @@ def table(
     k: Annotated[int, typer.Option("-k", help="Candidates per query.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """The paper's table of beta, n and n_end against µAP, on any descriptors."""
+    """The paper's table of beta, n and n_end against µAP, on any descriptors.
+
+    Whitening and bias are fitted on the background.
+
+        sscd-vec normalize table --queries q.npy --references r.npy
+            --background b.npy --truth truth.csv
+    """
     try:
         z_queries, z_references = read_descriptors(queries), read_descriptors(references)
         rows = score_norm_table(

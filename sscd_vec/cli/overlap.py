@@ -18,6 +18,7 @@ from sscd_vec.cli.console import (
     TrustOption,
     count,
     list_unreadable,
+    open_bank,
     print_json,
     print_rows,
     say,
@@ -96,7 +97,7 @@ def _bank(place: str, common: dict[str, Any], options: dict[str, Any]) -> "Bank"
         bank = Bank(**common)
         list_unreadable(bank.add([path]).unreadable, "of B could not be read")
         return bank
-    return Bank(place, create=False, **common, **options)
+    return open_bank(place, **common, **options)
 
 
 def _document(found: "Overlap") -> dict[str, Any]:

@@ -46,7 +46,8 @@ def serve(
         typer.Option("--allow-host", help="Answer to this host name too: that of a proxy."),
     ] = None,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Leave out /add and /remove; write nothing.")
+        bool,
+        typer.Option("--read-only", help="Leave out /add, /remove and /decide; write nothing."),
     ] = False,
     tiles: Annotated[
         int, typer.Option("--tiles", min=1, max=4, help="Search overlapping crops of each image.")

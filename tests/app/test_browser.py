@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 
 from sscd_vec.app.engine import Engine
+from sscd_vec.bank.decisions import Decisions
 from sscd_vec.bank.lineage import choose_original
 from sscd_vec.bank.quality import inspect_image
 from sscd_vec.bank.records import BankImage
@@ -243,6 +245,27 @@ def test_results_are_explained_named_and_taken_away(page: "Page", served: Runnin
         page.click("#saveJson")
     listed = json.loads(Path(saved.value.path()).read_text())
     assert listed[0]["image"] == hostile and listed[0]["threshold"] == 0.8
+    with page.expect_download() as saved:
+        page.click("#saveParquet")
+    assert pq.read_table(saved.value.path()).to_pylist() == listed
+
+
+def test_what_a_person_decides_lasts(page: "Page", served: Running) -> None:
+    page.goto(served.address)
+    page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
+    page.locator(".match.copy").first.click()
+    page.get_by_role("button", name="Not a copy").click()
+    until(page, "document.querySelector('.verdict').textContent == 'No copy found'")
+    assert "not a copy, you said" in str(page.locator("#sideScore").text_content())
+    page.click("#shut")
+    page.reload()
+    page.evaluate(DROP, ["another-name.jpg", _jpeg(3)])
+    page.locator(".match").first.wait_for()
+    assert page.locator(".match.copy").count() == 0
+    with page.expect_download() as saved:
+        page.click("#saveDecisions")
+    (decision,) = Decisions.load(saved.value.path())
+    assert not decision.is_copy
 
 
 def test_a_read_only_bank_offers_no_changes(page: "Page", engine: Engine) -> None:
@@ -252,6 +275,9 @@ def test_a_read_only_bank_offers_no_changes(page: "Page", engine: Engine) -> Non
         page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
         page.wait_for_selector(".match.copy")
         assert page.get_by_role("button", name="Add to bank").count() == 0
+        page.locator(".match.copy").first.click()
+        assert page.get_by_role("button", name="Not a copy").count() == 0
+        page.click("#shut")
         page.click("#tabBank")
         until(page, "document.querySelectorAll('#images figure').length == 12")
         assert page.get_by_role("button", name="Remove").count() == 0

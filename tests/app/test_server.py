@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
@@ -76,6 +77,37 @@ def test_a_threshold_of_the_request_is_honoured_or_refused(client: TestClient, c
         refused = ask(bad)
         assert refused.status_code == 400
         assert refused.json()["error"].startswith("threshold: ")
+
+
+def test_decisions_are_remembered_by_content(
+    client: TestClient, engine: Engine, copy: bytes
+) -> None:
+    def best(content: bytes = copy) -> dict[str, Any]:
+        answer = client.post("/search?k=1", files={"image": ("any name.jpg", content)}).json()
+        return answer["results"][0]["matches"][0] | {"digest": answer["results"][0]["digest"]}
+
+    found = best()
+    assert found["copy"] is True and found["decision"] is None
+    ruling = {"image": found["digest"], "id": found["id"], "is_copy": False}
+    assert client.post("/decide", json=ruling).json() == {"decisions": 1}
+    assert best()["copy"] is False and best()["verdict"] == "no" and best()["decision"] is False
+    assert best(copy + b" ")["copy"] is True  # another file
+    assert engine.bank.search(copy, 1)[0].is_copy is False  # not only on the page
+    listed = client.get("/decisions").json()
+    assert listed["pairs"][0]["is_copy"] is False
+    assert client.post("/decide", json=ruling | {"is_copy": True}).json() == {"decisions": 1}
+    assert best()["decision"] is True
+    assert client.post("/decide", json=ruling | {"id": "/no/such"}).status_code == 404
+    assert client.post("/decide", json=ruling | {"image": "no digest"}).status_code == 400
+
+
+def test_results_as_parquet(client: TestClient) -> None:
+    row = {"image": "a.jpg", "rank": 1, "id": "/x", "name": "x", "score": 0.5, "threshold": 0.25,
+           "copy": True, "verdict": "copy", "reason": ""}  # fmt: skip
+    answer = client.post("/parquet", json=[row, row | {"rank": 2}])
+    assert answer.status_code == 200, answer.text
+    assert pq.read_table(io.BytesIO(answer.content)).to_pylist() == [row, row | {"rank": 2}]
+    assert client.post("/parquet", json=[row | {"score": "high"}]).status_code == 400
 
 
 def test_several_images_and_a_raw_body(client: TestClient, copy: bytes) -> None:
@@ -363,6 +395,8 @@ def test_read_only_server_cannot_be_changed(engine: Engine, copy: bytes) -> None
     with TestClient(create_app(engine, read_only=True), base_url="http://localhost") as client:
         assert client.post("/add", files={"image": ("x", copy)}).status_code == 404
         assert client.post("/remove", json={"ids": []}).status_code == 404
+        ruling = {"image": "0" * 64, "id": "x", "is_copy": True}
+        assert client.post("/decide", json=ruling).status_code == 404
         assert client.post("/search", files={"image": ("x", copy)}).status_code == 200
 
 
@@ -374,7 +408,7 @@ def test_openapi_describes_every_route_and_answers(client: TestClient, copy: byt
     assert document["openapi"].startswith("3.1")
     assert set(document["paths"]) == {
         "/search", "/add", "/remove", "/heatmap", "/bank", "/image/{key}", "/info", "/health",
-        "/metrics",
+        "/metrics", "/decide", "/decisions", "/parquet",
     }  # fmt: skip
 
     def required(path: str, method: str) -> set[str]:

@@ -260,6 +260,26 @@ def test_two_scenes_do_not_fit() -> None:
     assert not align(_grey(photo(7)), _grey(photo(8))).fits
 
 
+def _rules(length: int, breadth: int) -> NDArray[np.float32]:
+    """A sheet with a few thin lines, as forms and charts have."""
+    made = np.full((breadth, length), 255, np.float32)
+    made[breadth // 5 :: 31, 4:-9] = 0
+    return made
+
+
+@pytest.mark.parametrize("shape", [(1, 128), (128, 2), (9, 128), (128, 128)])
+def test_strips_and_flat_images_are_refused_without_a_warning(shape: tuple[int, int]) -> None:
+    """A sliver of overlap once left the equations singular."""
+    odd = [
+        np.zeros(shape, np.float32),
+        np.tile(np.arange(shape[1], dtype=np.float32), (shape[0], 1)),
+    ]
+    for one in (*odd, _rules(*shape[::-1])):
+        for other in (_grey(photo(8)), _rules(128, 96), np.full((128, 7), 9, np.float32)):
+            for found in (align(one, other), align(other, one)):
+                assert np.isfinite([*found.scale, *found.shift, found.correlation]).all()
+
+
 def test_saving_a_grid_of_its_own_changes_nothing_more() -> None:
     """Coefficients that are multiples of the steps stay; the grid may begin anywhere."""
     grid = Grid(3, 5, np.full((8, 8), 12.0))

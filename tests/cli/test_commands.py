@@ -19,6 +19,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sscd_vec.cli import app
+from sscd_vec.locks import LockHeldError
 from sscd_vec.normalize import Domain, Normalizer
 from tests.cli.conftest import small
 
@@ -534,12 +535,27 @@ def test_examples_in_the_help_keep_their_lines_and_options_their_brackets() -> N
     from sscd_vec.cli.console import help_text
 
     for name, command in {**_COMMANDS, **_NORMALIZE}.items():
+        assert "    sscd-vec " in help_text(command), f"{name}: no example"
         for line in help_text(command).splitlines():
             assert line.count("sscd-vec ") <= 1, f"{name}: examples run together: {line}"
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             for option in getattr(parameter.annotation, "__metadata__", ()):
                 # Square brackets are markup to the help's printer: it would leave them out.
                 assert "[" not in (option.help or ""), f"{name} --{parameter.name}"
+
+
+def test_a_bank_that_another_process_keeps_open_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server never lets go of a Milvus Lite file."""
+
+    def held(location: str, **options: object) -> None:
+        assert 0 < float(str(options["wait"])) <= 30
+        raise LockHeldError(11, "x.db.bank/lock is locked: process 7 holds it")
+
+    monkeypatch.setattr("sscd_vec.bank.Bank", held)
+    said = fails("search", ".", "--in", "x.db")
+    assert said.startswith("error: x.db.bank/lock is locked: process 7 holds it. Wait until")
 
 
 def test_every_command_speaks_json() -> None:

@@ -47,6 +47,7 @@ async function start() {
   try {
     showInfo(await (await ask("/info")).json());
     setThreshold(localStorage.getItem("threshold") ?? state.info.threshold ?? 0.5);
+    $("saveParquet").hidden = !state.info.parquet;
     $("calibrated").disabled = state.info.threshold === null;
     $("meaning").textContent = thresholdMeaning(state.info);
   } catch (error) { problem(error) }
@@ -79,6 +80,7 @@ async function search(files) {
       const body = new FormData();
       body.append("image", file);
       const answer = await (await ask("/search", { method: "POST", body })).json();
+      entry.digest = answer.results[0].digest;
       entry.matches = answer.results[0].matches;
       state.results.unshift(entry);
       $("export").hidden = false;
@@ -98,7 +100,7 @@ function draw(entry) {
     : graded("unsure") ? "Unsure: look at the best matches yourself" : graded("look") ? "Perhaps a copy: take a look" : "No copy found";
   const left = make("div", {}, make("img", { className: "shot", src: entry.url, alt: entry.file.name }), verdict, make("p", { className: "facts name", textContent: entry.file.name }));
   if (!state.info?.read_only) left.append(addButton(entry));
-  const right = make("div", {}, make("div", { className: "matches" }, ...copies.map(match => card(entry, match))));
+  const right = make("div", {}, make("div", { className: copies.length < 4 ? "matches few" : "matches" }, ...copies.map(match => card(entry, match))));
   if (others.length) right.append(make("details", { open: entry.open ?? !copies.length, ontoggle: event => { entry.open = event.target.open } },
     make("summary", { textContent: plural(others.length, "nearest image") + (graded("unsure") ? " that may not be copies" : " below the threshold") }),
     make("div", { className: "matches" }, ...others.map(match => card(entry, match)))));
@@ -106,14 +108,15 @@ function draw(entry) {
   entry.box.replaceChildren(make("div", { className: "query" }, left, right));
 }
 // On a server that verifies, the score of a match without local features is one of descriptors.
-// What the server is unsure about, no slider decides; elsewhere its verdict holds until the slider is moved.
+// What a person decided holds. What the server is unsure about, no slider decides; elsewhere its verdict holds until the slider is moved.
 function verdictOf(match) {
+  if (match.decision !== null) return match.decision ? "copy" : "no";
   const calibrated = state.info?.threshold ?? null, mixed = state.info?.verify && !match.verified;
   if (mixed || (calibrated !== null && (match.verdict === "unsure" || state.threshold === calibrated))) return match.verdict;
   return match.score >= state.threshold ? "copy" : match.verdict === "copy" || match.verdict === "look" ? "look" : "no";
 }
 const isCopy = match => verdictOf(match) === "copy";
-const said = match => verdictOf(match) === "no" ? "" : " · " + verdictOf(match);
+const said = match => match.decision === false ? " · not a copy, you said" : match.decision ? " · copy, you said" : verdictOf(match) === "no" ? "" : " · " + verdictOf(match);
 
 function addButton(entry) {
   const button = make("button", { textContent: entry.added ? "In the bank" : "Add to bank", disabled: Boolean(entry.added) });
@@ -156,10 +159,20 @@ function toCsv(rows) {
   const columns = ["image", "rank", "id", "name", "score", "threshold", "copy", "verdict", "reason"];
   return [columns, ...rows.map(row => columns.map(column => cell(row[column])))].map(line => line.join(",")).join("\r\n") + "\r\n";
 }
-function save(name, type, text) {
-  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+function save(name, type, content) {
+  const link = make("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+async function saveParquet() {
+  try {
+    const body = JSON.stringify(exportedRows()), headers = { "Content-Type": "application/json" };
+    save("matches.parquet", "application/vnd.apache.parquet", await (await ask("/parquet", { method: "POST", body, headers })).arrayBuffer());
+  } catch (error) { problem(error) }
+}
+async function saveDecisions() {
+  try { save("decisions.json", "application/json", JSON.stringify(await (await ask("/decisions")).json(), null, 1)) } catch (error) { problem(error) }
 }
 
 async function addToBank(entry, button) {
@@ -177,7 +190,7 @@ async function addToBank(entry, button) {
 // ---------------------------------------------------------------- side by side
 
 async function compare(entry, match) {
-  $("sideScore").textContent = "Score " + match.score.toFixed(3) + (said(match) || " · below the threshold of " + state.threshold.toFixed(3)) + " · " + match.reason;
+  explain(entry, match);
   const mine = make("div", { className: "big" }, make("img", { src: entry.url, alt: "your image", onload: fit }));
   const image = make("img", { alt: match.name, onload: fit }), theirs = make("div", { className: "big" }, image);
   showImage(match.key, image, LARGE);
@@ -188,6 +201,27 @@ async function compare(entry, match) {
   $("heat").setAttribute("aria-pressed", "false");
   $("heat").onclick = () => toggleHeat(entry, match, mine, theirs);
   $("side").showModal();
+}
+
+// What the score means, and the buttons for a person who knows better.
+function explain(entry, match) {
+  $("sideScore").textContent = "Score " + match.score.toFixed(3) + (said(match) || " · below the threshold of " + state.threshold.toFixed(3)) + (match.decision === null ? " · " + match.reason : "");
+  if (state.info?.read_only) return;
+  const button = (text, is_copy) => {
+    const node = make("button", { textContent: text, onclick: () => decide(entry, match, is_copy) });
+    node.setAttribute("aria-pressed", String(match.decision === is_copy));
+    return node;
+  };
+  $("rule").replaceChildren(button("It is a copy", true), " ", button("Not a copy", false));
+}
+async function decide(entry, match, is_copy) {
+  try {
+    const body = JSON.stringify({ image: entry.digest, id: match.id, is_copy });
+    await ask("/decide", { method: "POST", body, headers: { "Content-Type": "application/json" } });
+    match.decision = is_copy;
+    explain(entry, match);
+    draw(entry);
+  } catch (error) { $("side").close(); problem(error) }
 }
 
 // As large as there is room, small images up to three times their size.
@@ -291,6 +325,8 @@ $("threshold").oninput = () => { localStorage.setItem("threshold", $("threshold"
 $("calibrated").onclick = () => { localStorage.removeItem("threshold"); setThreshold(state.info.threshold) };
 $("saveCsv").onclick = () => save("matches.csv", "text/csv", toCsv(exportedRows()));
 $("saveJson").onclick = () => save("matches.json", "application/json", JSON.stringify(exportedRows(), null, 1));
+$("saveParquet").onclick = saveParquet;
+$("saveDecisions").onclick = saveDecisions;
 $("tabSearch").onclick = () => show("search");
 $("tabBank").onclick = () => show("bank");
 $("back").onclick = () => { state.offset = Math.max(0, state.offset - PAGE); browse() };
