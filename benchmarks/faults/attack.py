@@ -73,7 +73,7 @@ class Program:
     def _watch(self) -> None:
         while self._server.poll() is None:
             own = resident_mib(self._server.pid)
-            tree = own + sum(map(resident_mib, children(self._server.pid)))
+            tree = own + sum(map(resident_mib, started(self._server.pid)))
             self.peak, self.tree_peak = max(self.peak, own), max(self.tree_peak, tree)
             self.loads.append(os.getloadavg()[0])
             time.sleep(0.05)
@@ -97,6 +97,22 @@ def children(pid: int) -> list[int]:
         return [int(p) for task in tasks for p in (task / "children").read_text().split()]
     except OSError:
         return []
+
+
+def started(pid: int) -> list[int]:
+    """Children that run a program of their own.
+
+    Until a new process does, it borrows the memory of its parent (vfork), which would count twice.
+    """
+    own = _command_line(pid)
+    return [child for child in children(pid) if _command_line(child) not in (own, b"")]
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 # ------------------------------------------------------------------ campaigns over HTTP

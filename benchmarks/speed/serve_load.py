@@ -26,7 +26,7 @@ import numpy as np
 
 import results
 from accuracy.command_model import default_model, label, open_encoder
-from faults.attack import children
+from faults.attack import started
 from speed.measure import resident_mib
 from sscd_vec.cli.pictures import EDITS, draw
 
@@ -106,7 +106,7 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
 
     async def watch() -> None:
         while time.monotonic() < stop:
-            memory.append(resident_mib(pid) + sum(map(resident_mib, children(pid))))
+            memory.append(resident_mib(pid) + sum(map(resident_mib, started(pid))))
             busy.append(os.getloadavg()[0])
             await asyncio.sleep(1)
 
@@ -141,7 +141,7 @@ async def load(address: str, pid: int, clients: int, seconds: float) -> dict[str
 def cpu_seconds(pid: int) -> float:
     """CPU time of the server and its decoders so far."""
     total = 0.0
-    for each in (pid, *children(pid)):
+    for each in (pid, *started(pid)):
         fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
         total += sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
     return total

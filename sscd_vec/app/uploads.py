@@ -50,7 +50,7 @@ PATIENCE = 10  # niceness of the processes that decode slow images
 FAST_LANE = min(4, max(2, os.cpu_count() or 1))
 JPEG, SCAN = b"\xff\xd8\xff", b"\xff\xda"
 JPEG_SPEED, COMMON_SCANS = 4, 10  # times as fast as others, with no more than so many scans
-HELD_IMAGES = 6  # at full ``KEPT_PIXELS``; of all requests in the fast lane, and of the others
+HELD_IMAGES = 3  # at full ``KEPT_PIXELS``; of all requests in the fast lane, and of the others
 
 
 @dataclass
