@@ -117,7 +117,7 @@ def find_pairs(
     found = [_NOTHING]
     for start in range(0, len(z), ROWS):
         rows = slice(start, min(start + ROWS, len(z)))
-        found.append(_row_pairs(z, biases, threshold, rows, links))
+        found.append(row_pairs(z, biases, threshold, rows, links))
         if on_rows is not None:
             on_rows(rows.stop - rows.start)
     first, second, scores = _joined(found)
@@ -262,7 +262,10 @@ def _joined(parts: list[_Part]) -> _Part:
     )
 
 
-def _row_pairs(z: Float32, biases: Float32, threshold: float, rows: slice, links: int) -> _Part:
+def row_pairs(
+    z: Float32, biases: Float32, threshold: float, rows: slice, links: int = LINKS
+) -> _Part:
+    """Pairs of some rows with all that come after each, as ``find_pairs`` finds them."""
     parts = [_NOTHING]
     held = 0
     for first, second, value in _blocks(z, biases, threshold, rows):
