@@ -7,13 +7,14 @@ one scene are not strangers: of a source that shares its origin with the bank (`
 highest pairs are judged by ``accuracy/related``, the others count as strangers. Photos of the
 normalizer's own background are left out of the bank.
 
-Beside it stands the recall of copies of each source's photos with one and with two edits, and of
+``--views`` queries of each source are also searched as ``Bank.search`` does by default, with a
+second look at twice the size, and in crops. Beside it stands the recall of copies of each source's photos with one and with two edits, and of
 ``--draw-from`` sources what ``calibrate`` finds on 20 random draws of 400 and of 900 photos.
 Descriptors are kept under ``--cache``.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,16 @@ from accuracy.copies import EDITS, describe_copies, drawn_thresholds, recall
 from accuracy.dataset import Images, describe, place
 from accuracy.models import BATCH, EncoderDescriber
 from accuracy.related import RelatedPairs
+from accuracy.tiles import describe as describe_tiles
 from disc import CACHE
-from release.curves import SAME, choose, strangers
+from release.curves import SAME, TILES, choose, strangers
 from sscd_vec import plots
 from sscd_vec.encoder import Encoder
-from sscd_vec.normalize import Normalizer
+from sscd_vec.files import writing
+from sscd_vec.normalize import Kind, Normalizer
 from sscd_vec.normalize.calibration.precision import clopper_pearson
 from sscd_vec.normalize.descriptors import overlapping_pairs
+from sscd_vec.normalize.scales import PENALTY, SCALES
 
 RATES = (1e-2, 1e-3)
 PART = 1000  # references of the smallest bank
@@ -62,6 +66,13 @@ class Found:
             rows.append(block.argmax(2) + PART * np.arange(parts))
         return cls(np.concatenate(scores), np.concatenate(rows))
 
+    def best_of(self, views: int) -> "Found":
+        """The same with so many rows of a query side by side as one: the best of its views."""
+        grouped = self.scores.reshape(-1, views, self.scores.shape[1])
+        best = grouped.argmax(1, keepdims=True)
+        rows = self.rows.reshape(grouped.shape)
+        return Found(*(np.take_along_axis(each, best, 1)[:, 0] for each in (grouped, rows)))
+
     def without(self, related: NDArray[np.int64]) -> "Found":
         """The same with some cells ``(query, part)`` left out."""
         scores = self.scores.copy()
@@ -78,13 +89,15 @@ class Found:
         return best
 
 
-def measure(rules: Normalizer, found: Found, sizes: Sequence[int]) -> list[dict[str, object]]:
+def measure(
+    rules: Normalizer, found: Found, sizes: Sequence[int], kind: Kind = "search"
+) -> list[dict[str, object]]:
     """What is promised and what is counted, for every size and rate."""
     rows: list[dict[str, object]] = []
     for size in sizes:
         best = found.best_in(size)
         for rate in RATES if best.size else ():
-            threshold = rules.threshold_for(rate, size)
+            threshold = rules.threshold_for(rate, size, kind)
             hits = int((best >= threshold).sum())
             low, high = clopper_pearson(hits, best.size)
             rows.append(
@@ -165,11 +178,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         related = np.zeros((0, 2), np.int64)
         if name in options.related:
             related = related_cells(found, queries.paths, bank_paths, judge)
+        found = found.without(related)
         figures[name] = {
             "related pairs": len(related),
-            "rates": measure(rules, found.without(related), options.sizes),
+            "rates": measure(rules, found, options.sizes),
         }
         print(name, *(figures[name]["rates"]), sep="\n", flush=True)
+        if options.views:
+            shown = view_figures(rules, encoder, queries, found, references, name, options)
+            print(name, shown, flush=True)
+            figures[name] |= shown
         if options.copies:
             figures[name] |= copy_figures(rules, encoder, queries, rows, name, options)
     if options.name:
@@ -184,6 +202,46 @@ def in_background(rules: Normalizer, rows: NDArray[np.float32]) -> NDArray[np.in
         return np.zeros(0, np.int64)
     pairs = overlapping_pairs(rules.background, rules.whiten(rows), SAME)
     return np.unique(pairs[:, 1])
+
+
+def view_figures(
+    rules: Normalizer,
+    encoder: Encoder,
+    queries: Images,
+    whole: Found,
+    references: NDArray[np.float32],
+    name: str,
+    options: argparse.Namespace,
+) -> dict[str, object]:
+    """Rates of the first queries with the second, larger look, and with crops."""
+    count: int = options.views
+    folder = place(options.cache, encoder.fingerprint, name, queries)
+    paths = list(queries.paths[:count])
+    larger = _kept(folder / f"larger-{count}.views", lambda: encoder.encode(paths, scale=SCALES[1]))
+    crops = _kept(
+        folder / f"crops-{count}.views",
+        lambda: np.concatenate(describe_tiles(encoder, paths, TILES)),
+    )
+    first = Found(whole.scores[:count], whole.rows[:count])
+    second = Found.search(rules, larger, references).scores - np.float32(PENALTY)
+    looks = Found(np.maximum(first.scores, second), first.rows)
+    looks.scores[np.isneginf(first.scores)] = -np.inf  # related pairs
+    tiled = Found.search(rules, crops, references).best_of(len(crops) // count)
+    tiled.scores[np.isneginf(first.scores)] = -np.inf
+    return {
+        "one look": measure(rules, first, options.sizes),
+        "second look": measure(rules, looks, options.sizes),
+        "tiled": measure(rules, tiled, options.sizes, "tiled"),
+    }
+
+
+def _kept(path: Path, make: Callable[[], NDArray[np.float32]]) -> NDArray[np.float32]:
+    if not path.exists():
+        rows = make()
+        with writing(path) as file:
+            np.save(file, rows)
+    kept: NDArray[np.float32] = np.load(path)
+    return kept
 
 
 def copy_figures(
@@ -228,6 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--bank-count", type=int, help="references taken, some more for those left out")
     add("--count", type=int, default=2000, help="queries of each source")
     add("--copies", type=int, default=0, help="edited copies of each source, for the recall")
+    add("--views", type=int, default=0, help="queries also looked at twice as large, and in crops")
     add("--draw-from", nargs="*", default=[], help="sources to calibrate on at random")
     add("--model", help="name or folder; the shipped one by default")
     add("--backend", default="torch", choices=["torch", "openvino", "onnx"])

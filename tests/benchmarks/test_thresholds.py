@@ -53,6 +53,12 @@ def test_what_is_counted_stands_beside_what_is_promised(monkeypatch: pytest.Monk
     assert thresholds.measure(rules, left, [1000])[1]["false matches"] == 4
 
 
+def test_the_best_view_counts() -> None:
+    scores = np.array([[1, 5], [4, 2], [0, 0], [3, 1]], np.float32)
+    best = Found(scores, np.arange(8).reshape(4, 2)).best_of(2)
+    assert best.scores.tolist() == [[4, 5], [3, 1]] and best.rows.tolist() == [[2, 1], [6, 7]]
+
+
 def test_only_related_cells_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thresholds, "LOOKED_AT", 2)
     found = Found(
@@ -79,16 +85,21 @@ def test_a_whole_run_writes_figures_and_a_plot(
         shutil.copy(path, tmp_path / "bank")
     rows = encoder.encode(list(map(str, files[:12])))  # two of them are in the bank too
     fitted = Normalizer.fit(rows, eps="oas", encoder=encoder)
-    replace(fitted, curves={"search": made_curve()}).save(model / "normalizer.safetensors")
+    curves = {"search": made_curve(), "tiled": made_curve(kind="tiled", views=10)}
+    replace(fitted, curves=curves).save(model / "normalizer.safetensors")
     thresholds.main(
         f"--bank {tmp_path / 'bank'} --source photos={photo_folder} --sizes 5 10 --count 6 "
-        f"--bank-count {len(files) - 10} --copies 4 "
+        f"--bank-count {len(files) - 10} --copies 4 --views 3 "
         f"--model {model} --cache {tmp_path / 'cache'} --name thresholds".split()
     )
     assert (tmp_path / "thresholds.svg").read_text().startswith("<?xml")
     figures = json.loads((tmp_path / "thresholds.json").read_text())["figures"]
     assert figures["bank"] == {"photos": len(files) - 12, "in the background": 2}
     assert {row["promised"] for row in figures["photos"]["rates"]} == {0.01, 0.001}
+    looks = [figures["photos"][name][0] for name in ("one look", "second look", "tiled")]
+    assert [row["searches"] for row in looks] == [3 * ((len(files) - 12) // 5)] * 3
+    assert looks[0]["false matches"] <= looks[1]["false matches"]
+    assert looks[0]["threshold"] < looks[2]["threshold"]
     found = figures["photos"]["recall"]
     assert [row["copies"] for row in found["2 edits"]] == [4] * 4
     # The second time nothing is edited or encoded again.
