@@ -176,7 +176,7 @@ def _written(real: Real, count: int, path: Path) -> tuple[join.Rows, Int64]:
             file.write(np.ascontiguousarray(block).data)
             around.append(theirs)
     parents, rng = np.concatenate(around), np.random.default_rng(1)
-    z = np.memmap(path, np.float32, "r+").reshape(-1, DIM)
+    z = np.memmap(path, np.float32, "r+", shape=(count, DIM))
     has = rng.permutation(np.flatnonzero(parents < real.edited))
     originals = np.sort(has[: count // GROUPED])
     others = rng.permutation(np.setdiff1d(np.arange(count), originals))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +59,10 @@ def describe_copies(
 
 def recall(
     rules: Normalizer, copies: Rows, originals: Rows, sizes: Sequence[int], rates: Sequence[float]
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Share of the copies that score like one, for every size of the bank and every rate."""
     scores = paired_scores(rules, copies, originals, "search")
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for size in sizes:
         for rate in rates:
             threshold = rules.threshold_for(rate, size)
@@ -82,7 +83,7 @@ def recall(
 
 def drawn_thresholds(
     rules: Normalizer, strangers: Rows, copies: Rows, originals: Rows, seed: int = 0
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """What ``calibrate`` says on random draws of a source, and what its thresholds find.
 
     Args:
@@ -93,7 +94,7 @@ def drawn_thresholds(
         seed: Of the draws.
     """
     scores = paired_scores(rules, copies, originals, "search")
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for size in SIZES:
         random = np.random.default_rng((seed, size))
         values, widths, refused = [], [], []

@@ -8,8 +8,9 @@ highest pairs are judged by ``accuracy/related``, the others count as strangers.
 normalizer's own background are left out of the bank.
 
 ``--views`` queries of each source are also searched as ``Bank.search`` does by default, with a
-second look at twice the size, and in crops. Beside it stands the recall of copies of each source's photos with one and with two edits, and of
-``--draw-from`` sources what ``calibrate`` finds on 20 random draws of 400 and of 900 photos.
+second look at twice the size, and in crops. Beside it stands the recall of copies of each source's
+photos with one and with two edits, and of ``--draw-from`` sources what ``calibrate`` finds on 20
+random draws of 400 and of 900 photos.
 Descriptors are kept under ``--cache``.
 """
 
@@ -71,7 +72,9 @@ class Found:
         grouped = self.scores.reshape(-1, views, self.scores.shape[1])
         best = grouped.argmax(1, keepdims=True)
         rows = self.rows.reshape(grouped.shape)
-        return Found(*(np.take_along_axis(each, best, 1)[:, 0] for each in (grouped, rows)))
+        return Found(
+            np.take_along_axis(grouped, best, 1)[:, 0], np.take_along_axis(rows, best, 1)[:, 0]
+        )
 
     def without(self, related: NDArray[np.int64]) -> "Found":
         """The same with some cells ``(query, part)`` left out."""

@@ -33,5 +33,5 @@ def draw(pairs: "Sequence[tuple[ImageFile, ImageFile]]", titles: Sequence[str], 
             pixels = load_pixels(file, reduce_to=lambda height, width: (SIDE, SIDE))
             small = ImageOps.contain(Image.fromarray(pixels), (SIDE - 8, SIDE - 8))
             sheet.paste(small, (x + side * SIDE + 4, y + TITLE))
-    with writing(path) as file:
-        sheet.save(file, "PNG")
+    with writing(path) as out:
+        sheet.save(out, "PNG")

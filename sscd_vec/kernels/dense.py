@@ -26,7 +26,7 @@ class _Similarities(NamedTuple):
     negatives: Tensor  # (n, N) the same, -inf between mates
     mate: Tensor  # (n, N) bool
     top: Tensor  # (n,) of the most similar negative
-    index: Tensor  # (n,) its row, 0 without any
+    nearest: Tensor  # (n,) its row, 0 without any
     found: Tensor  # (n,) bool: there is one
 
 
@@ -40,9 +40,9 @@ def nearest(batch: GlobalBatch) -> tuple[Tensor, Tensor]:
     """(n,) distances and (n,) rows of the nearest negatives: inf and -1 without any."""
     z, all_z = _rows(batch)
     found = _similarities(batch, z, all_z, 1.0)
-    distance = torch.linalg.vector_norm(z - all_z[found.index], dim=1)
+    distance = torch.linalg.vector_norm(z - all_z[found.nearest], dim=1)
     nobody = ~found.found
-    return distance.masked_fill_(nobody, float("inf")), found.index.masked_fill_(nobody, -1)
+    return distance.masked_fill_(nobody, float("inf")), found.nearest.masked_fill_(nobody, -1)
 
 
 def losses(
@@ -61,7 +61,7 @@ def losses(
     else:
         info, positive_cosine, derivative = z.new_zeros(()), z.new_zeros(()), same.logits
     if spread:
-        squared = (z - all_z[same.index]).square_().sum(1)
+        squared = (z - all_z[same.nearest]).square_().sum(1)
         kept = same.found & (squared >= reference.CLAMP)  # at the clamp: a constant, no gradient
         slope = torch.where(kept, -1.0 / squared, 0.0)
         log_distance = squared.clamp_(min=reference.CLAMP).log_()
@@ -70,7 +70,7 @@ def losses(
     else:
         spread_loss, near_cosine = z.new_zeros(()), z.new_zeros(())
         slope = torch.zeros_like(same.top)
-    index = same.index.masked_fill_(~same.found, -1)
+    index = same.nearest.masked_fill_(~same.found, -1)
     return info, spread_loss, positive_cosine, near_cosine, slope[None], index, derivative
 
 

@@ -84,7 +84,8 @@ def test_decisions_are_remembered_by_content(
 ) -> None:
     def best(content: bytes = copy) -> dict[str, Any]:
         answer = client.post("/search?k=1", files={"image": ("any name.jpg", content)}).json()
-        return answer["results"][0]["matches"][0] | {"digest": answer["results"][0]["digest"]}
+        result = answer["results"][0]
+        return {**result["matches"][0], "digest": result["digest"]}
 
     found = best()
     assert found["copy"] is True and found["decision"] is None

@@ -182,7 +182,8 @@ def test_threshold_from_decisions(normalizer: Normalizer, tmp_path: Path) -> Non
 
 def test_too_few_or_foreign_decisions_are_refused(normalizer: Normalizer, tmp_path: Path) -> None:
     few = _labelled(normalizer, tmp_path / "few.json", 10)
-    with pytest.raises(ValueError, match="at least 20 decisions .* got 5 copies and 5 others"):
+    message = "at least 20 labelled pairs, .* got 5 copies and 5 others"
+    with pytest.raises(ValueError, match=message):
         threshold_from(few, normalizer, 0.95)
     other = _labelled(normalizer, tmp_path / "other.json")
     foreign = Decisions.load(other)

@@ -17,7 +17,7 @@ from accuracy.edits.mix import draw
 from accuracy.related import RelatedPairs
 from accuracy.thresholds import Found
 from sscd_vec.encoder import Encoder
-from sscd_vec.normalize import Normalizer
+from sscd_vec.normalize import FalseMatchCurve, Kind, Normalizer
 from tests.normalize.made import descriptors
 from tests.normalize.test_verdict import made_curve
 
@@ -85,7 +85,10 @@ def test_a_whole_run_writes_figures_and_a_plot(
         shutil.copy(path, tmp_path / "bank")
     rows = encoder.encode(list(map(str, files[:12])))  # two of them are in the bank too
     fitted = Normalizer.fit(rows, eps="oas", encoder=encoder)
-    curves = {"search": made_curve(), "tiled": made_curve(kind="tiled", views=10)}
+    curves: dict[Kind, FalseMatchCurve] = {
+        "search": made_curve(),
+        "tiled": made_curve(kind="tiled", views=10),
+    }
     replace(fitted, curves=curves).save(model / "normalizer.safetensors")
     thresholds.main(
         f"--bank {tmp_path / 'bank'} --source photos={photo_folder} --sizes 5 10 --count 6 "

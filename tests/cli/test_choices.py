@@ -136,7 +136,7 @@ def test_decisions_of_a_bank(photos: Path, model: Path) -> None:
     assert "not a copy" in listed.stdout and "1 decision, 0 images" in listed.stderr
     said = invoke("calibrate", model / "normalizer.safetensors", "-o", "n", "--from-decisions",
                   "all.json", code=1).stderr  # fmt: skip
-    assert "expected at least 20 decisions" in said and not Path("n").exists()
+    assert "expected at least 20 labelled pairs" in said and not Path("n").exists()
 
 
 def test_threshold_from_decisions_is_stored(model: Path) -> None:

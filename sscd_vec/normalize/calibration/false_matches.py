@@ -140,10 +140,10 @@ def calibrate(
     if not 0 < confidence < 1:
         raise ValueError(f"confidence: expected a number between 0 and 1, got {confidence}")
     if precision is not None:
-        found = from_labels(
+        labelled = from_labels(
             normalizer, queries, references, is_match, precision, kind, confidence, seed
         )
-        return trusted(found, normalizer.largest_score, force)
+        return trusted(labelled, normalizer.largest_score, force)
     rate = float(false_match_rate or 0)
     if not 0 < rate < 1:
         raise ValueError(f"false_match_rate: expected a number between 0 and 1, got {rate}")
