@@ -19,6 +19,7 @@ from sscd_vec.normalize.descriptors import Float32, Float64
 if TYPE_CHECKING:
     from sscd_vec.normalize.normalizer import Normalizer
 
+ASK_FOR_LESS = "label more pairs, or ask for a lower precision"
 LEAST_PAIRS = 20  # labelled pairs that a threshold can rest on
 
 
@@ -77,12 +78,7 @@ def trusted(found: Calibration, largest_score: float, force: bool = False) -> Ca
     copies, others = len(found.match_scores), len(found.nonmatch_scores)
     value, interval = found.threshold.value, found.threshold.interval
     low, high = interval or (value, value)
-    doubts = []
-    if copies + others < LEAST_PAIRS or not copies or not others:
-        doubts.append(
-            f"expected at least {LEAST_PAIRS} labelled pairs, some of them copies and some not, "
-            f"got {copies} copies and {others} others"
-        )
+    doubts = [doubt] if (doubt := _why_too_few(copies, others)) else []
     if doubts and not force:
         raise CalibrationError("calibration refused: " + "; ".join(doubts), found)
     if high - low > WIDEST * largest_score:
@@ -186,7 +182,8 @@ def precision_point(
         best = (np.cumsum(match) / np.arange(1, len(match) + 1))[ends].max() if len(match) else 0.0
         raise ValueError(
             f"precision: no threshold reaches {wanted:g}; the best in these {len(score)} labelled "
-            f"pairs ({int(match.sum())} matches) is {best:.3f}. Label more pairs or ask for less"
+            f"pairs ({int(match.sum())} matches) is {best:.3f}; "
+            + (_why_too_few(int(match.sum()), int((~match).sum())) or ASK_FOR_LESS)
         )
     if query_ids is None:
         query = np.arange(len(score))
@@ -216,6 +213,16 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
     low = 0.0 if successes == 0 else _solve(successes, trials, outside)
     high = 1.0 if successes == trials else 1 - _solve(trials - successes, trials, outside)
     return low, high
+
+
+def _why_too_few(copies: int, others: int) -> str:
+    """What is missing in labelled pairs that a threshold is to rest on; empty if nothing is."""
+    if copies and others and copies + others >= LEAST_PAIRS:
+        return ""
+    return (
+        f"expected at least {LEAST_PAIRS} labelled pairs, some of them copies and some not, "
+        f"got {copies} copies and {others} others"
+    )
 
 
 def _solve(successes: int, trials: int, tail: float) -> float:
