@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         photos = find_photos(asked.photos)[: asked.friends]
         friends = measure_friends(encoder, normalizer, photos, SETS, SEED, NEIGHBOURS)
         judged = judged_friends(photos, SETS, SEED, NEIGHBOURS)
-        figures["false friends"] = [
+        figures["false_friends"] = [
             row | judged[str(row["kind"])] for row in false_friends(friends, verifier, normalizer)
         ]
     if asked.time:
