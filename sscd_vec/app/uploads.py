@@ -8,9 +8,9 @@ there, and a thread that cannot be stopped never decodes.
 
 Limits on bytes and on each image are not enough: an image of one colour is a thousand times larger
 decoded than sent, one request brings several, and many requests many. So every image is reduced to
-a few megapixels where it is decoded. Those that take long or much memory are decoded one at a time
-in lanes of their own, by processes that leave the processor to others, where few may wait, and with
-one budget of memory; small ones go on beside them. There is a budget for all pixels that are held.
+a few megapixels where it is decoded. Requests with images that take long or much memory go one at a
+time, in lanes of their own where few may wait, and are decoded by processes that leave the processor
+to others, with one budget of memory; small ones go on beside them, with a budget for their pixels.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import io
 import os
 import zipfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -50,7 +50,7 @@ PATIENCE = 10  # niceness of the processes that decode slow images
 FAST_LANE = min(4, max(2, os.cpu_count() or 1))
 JPEG, SCAN = b"\xff\xd8\xff", b"\xff\xda"
 JPEG_SPEED, COMMON_SCANS = 4, 10  # times as fast as others, with no more than so many scans
-HELD_IMAGES = 3  # at full ``KEPT_PIXELS``; of all requests in the fast lane, and of the others
+HELD_IMAGES = 3  # at full ``KEPT_PIXELS``; of all requests in the fast lane
 
 
 @dataclass
@@ -114,7 +114,7 @@ async def _read_form(request: Request, limits: Limits, upload: Upload) -> None:
 
 
 class Lane:
-    """So many images at a time; others wait, but not too many of them."""
+    """So many at a time; others wait, but not too many of them."""
 
     def __init__(self, number: int, waiting: int) -> None:
         """Set both numbers."""
@@ -148,8 +148,7 @@ class Decoding:
         self._fast = Decoders(FAST_LANE, memory=memory, seconds=seconds)
         self._slow = Decoders(2, memory=memory, seconds=seconds, patience=PATIENCE)
         self._memory = Budget(memory)  # of slow images that are being decoded
-        # Small images never wait for pixels that requests with slow ones hold.
-        self._held, self._held_slow = (Budget(HELD_IMAGES * KEPT_PIXELS) for _ in range(2))
+        self._held = Budget(HELD_IMAGES * KEPT_PIXELS)  # of requests with small images only
         # Whoever waits holds a slot of the server: some slots are always left for small images.
         self._small = Lane(FAST_LANE, limits.concurrent + limits.waiting)
         self._medium = Lane(1, limits.concurrent // 2)
@@ -176,10 +175,11 @@ class Decoding:
                 f"the images of a request may have {self._limits.together} pixels together, these "
                 f"have {together}; send fewer at once",
             )
-        held = self._held_slow if any(self._is_slow(each) for each in found) else self._held
-        async with held.take(sum(min(each.pixels, KEPT_PIXELS) for each in found)):
+        lane = self._lane(found)
+        kept = sum(min(each.pixels, KEPT_PIXELS) for each in found)
+        async with self._held.take(kept) if lane is None else lane.enter():
             yield [
-                await self._decode_as(content, each, DRAFT_SIDE)
+                await self._decode(content, each, DRAFT_SIDE)
                 for content, each in zip(contents, found, strict=True)
             ]
 
@@ -192,7 +192,10 @@ class Decoding:
         """
         async with self._small.enter():
             measured = await run_in_threadpool(self._fast.measure, file, **_reduced(side))
-        return await self._decode_as(file, Cost.of(measured), side)
+        cost = Cost.of(measured)
+        lane = self._lane([cost])
+        async with nullcontext() if lane is None else lane.enter():
+            return await self._decode(file, cost, side)
 
     async def _measure(self, content: bytes) -> "Cost":
         if not content:
@@ -217,17 +220,19 @@ class Decoding:
             )
         return cost
 
-    def _is_slow(self, cost: "Cost") -> bool:
-        return cost.work > MEDIUM or cost.memory > SMALL_BYTES
+    def _lane(self, costs: "Sequence[Cost]") -> Lane | None:
+        """Where a request with these images waits for its turn; None if all of them are small."""
+        slow = [cost.work for cost in costs if cost.is_slow]
+        if not slow:
+            return None
+        return self._medium if max(slow) <= LARGE else self._large
 
-    async def _decode_as(self, source: ImageInput, cost: "Cost", side: int) -> Pixels:
-        """Decode one image, in the lane for its cost."""
-        if not self._is_slow(cost):
-            async with self._small.enter():
-                return await run_in_threadpool(_decode, self._fast, source, side)
-        lane = self._medium if cost.work <= LARGE else self._large
-        async with lane.enter(), self._memory.take(cost.memory):
-            return await run_in_threadpool(_decode, self._slow, source, side)
+    async def _decode(self, source: ImageInput, cost: "Cost", side: int) -> Pixels:
+        if cost.is_slow:
+            async with self._memory.take(cost.memory):
+                return await run_in_threadpool(_decode, self._slow, source, side)
+        async with self._small.enter():
+            return await run_in_threadpool(_decode, self._fast, source, side)
 
 
 class Budget:
@@ -270,6 +275,11 @@ class Cost:
     pixels: int
     work: int
     memory: int
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether small images must not wait for it."""
+        return self.work > MEDIUM or self.memory > SMALL_BYTES
 
     @classmethod
     def of(cls, measured: Measured, content: bytes = b"") -> "Cost":
