@@ -9,8 +9,9 @@ there, and a thread that cannot be stopped never decodes.
 Limits on bytes and on each image are not enough: an image of one colour is a thousand times larger
 decoded than sent, one request brings several, and many requests many. So every image is reduced to
 a few megapixels where it is decoded. Requests with images that take long or much memory go one at a
-time, in lanes of their own where few may wait, and are decoded by processes that leave the processor
-to others, with one budget of memory; small ones go on beside them, with a budget for their pixels.
+time, in lanes of their own where few may wait, and are decoded by processes that leave the
+processor to others, with one budget of memory; small ones go on beside them, with a budget for
+their pixels.
 """
 
 import asyncio

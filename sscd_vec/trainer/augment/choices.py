@@ -21,6 +21,25 @@ WHOLE_WHEN_COMPOSED = 0.6
 
 NO_MIX, MIXUP, CUTMIX, PASTE = range(4)
 NO_JITTER = np.array([1, 1, 1, 0], dtype=np.float32)
+# What ``Recipe.most_edits`` counts, and the value that leaves each out.
+COUNTED: dict[str, object] = {
+    "quarters": 0,
+    "angle": 0.0,
+    "whole": 1,
+    "colour": NO_JITTER,
+    "grayscale": 0,
+    "blur_sigma": 0.0,
+    "text": -1,
+    "emoji": -1,
+    "noise_sigma": 0.0,
+    "cells": 0,
+    "jpeg": -1,
+    "zoom": 0.0,
+    "filter": -1,
+    "scribble": -1,
+    "distort": -1,
+}
+COMBINED = 2  # a view that is composed or mixed has so many edits already
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -219,6 +238,8 @@ def draw(recipe: Recipe, count: int, random: np.random.Generator) -> Choices:
         ),
     )
     choices = _with_compositions(choices, random)
+    if recipe.most_edits:
+        choices = _with_at_most(choices, recipe.most_edits, random)
     # The noise's seed decides, for it is always drawn: one draw more would change all that follow.
     exact = choices.noise < recipe.exact_jitter * SEEDS
     return replace(choices, exact_jitter=exact.astype(np.int64))
@@ -232,6 +253,35 @@ def _with_compositions(choices: Choices, random: np.random.Generator) -> Choices
     compose = np.where(choices.mix == NO_MIX, choices.compose, -1)
     whole = (compose >= 0) & (random.random(len(choices)) < WHOLE_WHEN_COMPOSED)
     return replace(choices, compose=compose, whole=np.maximum(choices.whole, whole))
+
+
+def _with_at_most(choices: Choices, most: int, random: np.random.Generator) -> Choices:
+    """Leave out edits at random where a view drew more than ``most``."""
+    drawn = np.stack([_is_drawn(choices, name) for name in COUNTED], axis=1)
+    order = random.random(drawn.shape)
+    order[~drawn] = np.inf
+    place = order.argsort(axis=1).argsort(axis=1)  # among the edits that the view drew
+    combined = (choices.mix != NO_MIX) | (choices.compose >= 0)
+    dropped = drawn & (place >= (most - COMBINED * combined)[:, None])
+    changed = {
+        name: _left_out(getattr(choices, name), dropped[:, column], off)
+        for column, (name, off) in enumerate(COUNTED.items())
+    }
+    return replace(choices, **changed)
+
+
+def _is_drawn(choices: Choices, name: str) -> npt.NDArray[np.bool_]:
+    values = getattr(choices, name)
+    differs: npt.NDArray[np.bool_] = (values != COUNTED[name]).reshape(len(values), -1).any(axis=1)
+    return differs
+
+
+def _left_out(
+    values: npt.NDArray[Any], rows: npt.NDArray[np.bool_], off: object
+) -> npt.NDArray[Any]:
+    changed = values.copy()
+    changed[rows] = off
+    return changed
 
 
 def _zooms(recipe: Recipe, count: int, random: np.random.Generator) -> Floats:

@@ -1,6 +1,6 @@
 """Compose a view into something larger: a collage, another image, a drawn interface.
 
-The view fills a ninth to two thirds of the result; fillers, images outside the batch, fill the
+The view fills an eighth to two thirds of the result; fillers, images outside the batch, fill the
 rest. A composed view therefore keeps one source, and the loss sees no false negative. Everything
 random follows from one seed.
 """
@@ -15,9 +15,9 @@ from sscd_vec.trainer.augment.colour import random_colour
 
 Box = tuple[int, int, int, int]  # left, top, right, bottom, in pixels
 Cell = tuple[float, float, float, float]  # the same, in fractions of the side
-GRIDS = ((1, 2), (2, 1), (2, 2), (2, 2), (2, 2), (2, 3), (3, 2), (3, 3), (1, 3), (3, 1))
-FILLERS = 8  # other images in one composition: the rest of nine cells
-SMALLEST_CELL = 0.1  # smallest fraction of the area for the view itself
+GRIDS = ((1, 2), (2, 1), (2, 2), (2, 2), (2, 2), (2, 2), (2, 3), (3, 2))
+FILLERS = 8  # other images in one composition: more than the cells of any page
+SMALLEST_CELL = 0.15  # smallest fraction of the area for the view itself
 LINE = 0.012  # thickness of drawn strokes, as a fraction of the side
 
 
@@ -85,7 +85,7 @@ def interface(image: Tensor, fillers: Tensor, random: np.random.Generator) -> Te
     """Show the view in a drawn phone, web page or program: bars, text, buttons, thumbnails."""
     size = image.shape[-1]
     page, dark = _page(size, random)
-    left, top, right, bottom = _pixels(_box(random, 0.3, 0.8), size)
+    left, top, right, bottom = _pixels(_box(random, 0.35, 0.8), size)
     levels = torch.from_numpy(np.array(page)).permute(2, 0, 1)
     drawn = levels.to(image.device, image.dtype).div_(255)
     if random.random() < 0.3:

@@ -29,8 +29,9 @@ LIMITS = {
     "pixelize_cells": (1.0, 10_000.0),
     "jpeg_quality": (0.0, 100.0),
     "mix_alpha": (1e-3, 1e3),
+    "most_edits": (0.0, 100.0),
 }
-INTEGERS = ("pixelize_cells", "jpeg_quality")
+INTEGERS = ("pixelize_cells", "jpeg_quality", "most_edits")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ class Recipe:
             (``compose.py``): a collage, another image as background, a drawn interface.
         distort: Probability of each of two further edits (``distort.py``).
         drawn: Fraction of a batch that is drawn (``drawn.py``) instead of read.
+        most_edits: Edits that a view keeps of those it drew, a flip not counted; a composed or
+            mixed view counts as two. Nobody recognizes what had five; 0 keeps all.
     """
 
     untouched: float = 0.0
@@ -123,6 +126,7 @@ class Recipe:
     compose: float = 0.0
     distort: float = 0.0
     drawn: float = 0.0
+    most_edits: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a probability or range that cannot be drawn from, by name."""

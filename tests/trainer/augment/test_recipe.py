@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from sscd_vec.trainer.augment.choices import (
+    COMBINED,
+    COUNTED,
     CUTMIX,
     MIXUP,
     NO_MIX,
@@ -201,6 +203,36 @@ def test_only_views_that_are_not_mixed_are_composed_and_most_of_them_whole() -> 
     assert composed[drawn.mix == NO_MIX].mean() == pytest.approx(0.5, abs=0.02)
     assert drawn.whole[composed].mean() == pytest.approx(WHOLE_WHEN_COMPOSED, abs=0.02)
     assert not drawn.whole[~composed].any()
+
+
+def test_a_view_keeps_at_most_so_many_of_the_edits_it_drew() -> None:
+    often = {"rotation": 0.5, "noise": 0.5, "compose": 0.3, "paste": 0.3, "distort": 0.4}
+    recipe = ADVANCED_MIXUP.with_changes(often)
+    free = draw(recipe, 6000, generator(0, 0))
+    limited = draw(recipe.with_changes({"most_edits": 3}), 6000, generator(0, 0))
+    counts = {}
+    for name, choices in (("free", free), ("limited", limited)):
+        drawn = [
+            (getattr(choices, edit) != off).reshape(len(choices), -1).any(axis=1)
+            for edit, off in COUNTED.items()
+        ]
+        counts[name] = np.sum(drawn, axis=0)
+    combined = (free.mix != NO_MIX) | (free.compose >= 0)
+    allowed = 3 - COMBINED * combined
+    assert (counts["free"] > allowed).mean() > 0.5
+    np.testing.assert_array_equal(counts["limited"], np.minimum(counts["free"], allowed))
+    for name in ("flip", "mix", "compose", "partner"):  # never left out
+        np.testing.assert_array_equal(getattr(limited, name), getattr(free, name))
+    kept = limited.angle != 0
+    np.testing.assert_array_equal(limited.angle[kept], free.angle[kept])
+
+
+def test_a_limit_that_no_view_reaches_changes_nothing() -> None:
+    recipe = ADVANCED_MIXUP.with_changes({"compose": 0.3, "distort": 0.4})
+    free = draw(recipe, 500, generator(0, 0))
+    limited = draw(recipe.with_changes({"most_edits": 100}), 500, generator(0, 0))
+    for field in fields(Choices):
+        np.testing.assert_array_equal(getattr(limited, field.name), getattr(free, field.name))
 
 
 def test_first_views_are_left_untouched_and_second_views_are_not() -> None:
