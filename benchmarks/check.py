@@ -19,13 +19,18 @@ from results import RESULTS
 OF_THE_MODEL = (
     "dedup_photos",
     "disc_like",
+    "domains",
     "heatmap",
     "model_speed",
     "overview",
     "serve_load",
     "threshold",
+    "thresholds",
     "throughput",
     "tiles",
+    "verification",
+    "verification_time",
+    "verification_unseen",
 )
 
 
