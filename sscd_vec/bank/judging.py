@@ -93,6 +93,8 @@ def verified(
         if judged.in_doubt:
             why = ALIKE if proof is None else proof.reason
             return replace(found, grade="unsure", reason=f"{places}; {why}")
+        if evidence.doubt:
+            return replace(found, grade="look", reason=f"{places}; {evidence.doubt}")
         return replace(found, grade="copy", reason=places)
     if judged.grade == "unsure" and evidence.visible < TELLING:
         return replace(found, grade="unsure", reason=f"{ALIKE}, and too plain to be aligned")

@@ -157,7 +157,7 @@ def _verify(
         if is_below:
             judged[a, b] = evidence.is_copy
         elif evidence.descriptor_score is not None:
-            judged[a, b] = evidence.score >= LIKELY
+            judged[a, b] = evidence.score >= LIKELY and not evidence.doubt
     return judged
 
 
