@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Float32 = NDArray[np.float32]
 TELLING = 64  # keypoints: of fewer, that they do not align says nothing
+NOT_FOUND = "too little of one is found in the other"
 SECOND_LOOKS = 3  # a copy of a document is the best match in 99 of 100 searches
 
 
@@ -93,12 +94,13 @@ def verified(
         if judged.in_doubt:
             why = ALIKE if proof is None else proof.reason
             return replace(found, grade="unsure", reason=f"{places}; {why}")
+        if evidence.doubt:
+            return replace(found, grade="look", reason=f"{places}; {evidence.doubt}")
         return replace(found, grade="copy", reason=places)
     if judged.grade == "unsure" and evidence.visible < TELLING:
         return replace(found, grade="unsure", reason=f"{ALIKE}, and too plain to be aligned")
-    differ = "too little of one is found in the other"
     grade: Grade = "look" if judged.grade == "copy" else "no"
-    return replace(found, grade=grade, reason=f"not verified: {differ}")
+    return replace(found, grade=grade, reason=f"not verified: {NOT_FOUND}")
 
 
 def judge_pair(

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from sscd_vec.bank.decisions import Decisions
 from sscd_vec.bank.exact import SecondLook
 from sscd_vec.bank.groups import Doubt, Judged, Pairs, connected, scores
-from sscd_vec.bank.judging import SECOND_LOOKS
+from sscd_vec.bank.judging import NOT_FOUND, SECOND_LOOKS, TELLING
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.same_page import look_closely
-from sscd_vec.normalize import Normalizer, Outside
+from sscd_vec.normalize import Normalizer, Outside, Proof
 from sscd_vec.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -120,10 +120,12 @@ def settle(
     kept = [judged.get(pair, above) for pair, above in zip(_rows(pairs), high, strict=True)]
     pairs = pairs.where(np.array(kept, bool))
     both = pairs.where(outside.flags[pairs.first] & outside.flags[pairs.second])
-    doubt = Doubt(outside.flags, _same_pixels(scored.images, both, tools, bar))
+    same, different = _look_at_pixels(scored.images, both, tools, bar)
+    doubt = Doubt(outside.flags, same)
     accepted = np.array([judged.get(pair, False) for pair in _rows(pairs)], bool)
+    refuted = np.array([pair in different for pair in _rows(pairs)], bool)
     in_doubt = doubt.about(pairs) & ~accepted
-    unsure = _alike(pairs.where(in_doubt), scored)
+    unsure = _alike(pairs.where(in_doubt & ~refuted), scored)
     copies = _with_accepted(pairs.where(~in_doubt), judged, scored)
     return Settled(copies, unsure, judged, _apart(decided), doubt)
 
@@ -157,7 +159,7 @@ def _verify(
         if is_below:
             judged[a, b] = evidence.is_copy
         elif evidence.descriptor_score is not None:
-            judged[a, b] = evidence.score >= LIKELY
+            judged[a, b] = evidence.score >= LIKELY and not evidence.doubt
     return judged
 
 
@@ -184,15 +186,16 @@ def _apart(decided: Judged) -> dict[int, set[int]]:
     return apart
 
 
-def _same_pixels(
+def _look_at_pixels(
     images: Sequence[BankImage], pairs: Pairs, tools: Tools, bar: ProgressBar
-) -> NDArray[np.int64]:
-    """For each image a number that images with the same pixels share.
+) -> tuple[NDArray[np.int64], set[tuple[int, int]]]:
+    """For each image a number that images with the same pixels share, and pairs that differ.
 
     The pairs in question come strongest first, and the best few of each image are compared.
     """
     digests: dict[str, int] = {}
     same = [(digests.setdefault(i.digest, row), row) for row, i in enumerate(images) if i.digest]
+    different: set[tuple[int, int]] = set()
     looks = np.zeros(len(images), np.int64)
     chosen = []
     for a, b in _rows(pairs):
@@ -205,13 +208,24 @@ def _same_pixels(
         if a != last:
             look, last = SecondLook(tools.file(images[a])), a
         found = look(tools.file(images[b]))
-        if tools.relate is not None and not (found is not None and found.is_copy):
-            evidence = tools.relate(images[a], images[b], None)
-            found = look_closely(tools.file(images[a]), tools.file(images[b]), evidence)
+        if not (found is not None and found.is_copy):
+            found = _closer(images[a], images[b], tools) or found
         if found is not None and found.is_copy:
             same.append((a, b))
+        elif found is not None and found.is_copy is False:
+            different.add((a, b))
         bar.advance()
-    return connected(len(images), same)
+    return connected(len(images), same), different
+
+
+def _closer(first: BankImage, second: BankImage, tools: Tools) -> Proof | None:
+    """What geometry says about two images in doubt, and their pixels where it aligns them."""
+    evidence = None if tools.relate is None else tools.relate(first, second, None)
+    if evidence is None:
+        return None
+    if not evidence.located:
+        return Proof(False, NOT_FOUND, "geometry") if evidence.visible >= TELLING else None
+    return look_closely(tools.file(first), tools.file(second), evidence)
 
 
 def _alike(pairs: Pairs, scored: Scored) -> Pairs:

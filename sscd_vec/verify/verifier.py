@@ -20,6 +20,7 @@ from sscd_vec.verify.features import (
 )
 from sscd_vec.verify.regions import Polygon, Region, overlap, to_unit
 from sscd_vec.verify.scoring import Weights, figures_of
+from sscd_vec.verify.shared import shared_only
 
 SIDE, KEYPOINTS, KEPT, CANDIDATES = 384, 800, 500, 20
 MOSTLY = 0.93  # an image of which that share is covered is there as a whole
@@ -49,6 +50,8 @@ class Evidence:
         reference_region: Where in the reference it comes from.
         descriptor_score: As given.
         visible: Keypoints in the overlap, in the image where they are fewer.
+        doubt: Why an alignment makes no copy, such as that only a frame is shared; '' if nothing
+            says so.
     """
 
     score: float
@@ -65,11 +68,12 @@ class Evidence:
     reference_region: Polygon
     descriptor_score: float | None = None
     visible: int = 0
+    doubt: str = ""
 
     @property
     def is_copy(self) -> bool:
-        """Whether ``score`` reaches the threshold."""
-        return self.score >= self.threshold
+        """Whether ``score`` reaches the threshold, and nothing puts the alignment in doubt."""
+        return self.score >= self.threshold and not self.doubt
 
     @property
     def located(self) -> bool:
@@ -210,8 +214,8 @@ class Verifier:
         combined = geometry if descriptor_score is None else self.weights.with_descriptor
         score = combined.score(figures)
         # No descriptor score makes a copy alone: where there is a copy, geometry has seen it.
-        is_copy = score >= combined.threshold
-        located = is_copy or geometry.score(figures) >= geometry.threshold
+        is_sure = score >= combined.threshold
+        located = is_sure or geometry.score(figures) >= geometry.threshold
         return _evidence(
             aligned,
             query,
@@ -268,6 +272,7 @@ def _evidence(
     support = aligned.support
     unit = to_unit(aligned.matrix, query.size, reference.size, aligned.mirrored)
     region = overlap(unit) if located else Region((), ())
+    doubt = shared_only(query, reference, unit, support) if located else ""
     return Evidence(
         score,
         threshold,
@@ -283,4 +288,5 @@ def _evidence(
         region.reference,
         descriptor_score,
         support.visible,
+        doubt,
     )

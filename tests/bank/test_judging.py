@@ -162,6 +162,24 @@ def test_duplicates_list_letters_apart_and_nothing_moves_them(
     assert not gone & {f"page-{n}.png" for n in (0, 2, 3)}
 
 
+def test_geometry_takes_letters_that_differ_from_the_unsure_ones(
+    open_bank: OpenBank, careful: Normalizer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "letters"
+    folder.mkdir()
+    for number in (1, 2):
+        page(number).save(folder / f"page-{number}.png")
+    resaved(page(1)).save(folder / "resaved.png")
+    with open_bank(normalizer=careful) as bank:
+        bank.add(folder)
+        plain, verified = bank.duplicates(), bank.duplicates(verify=True)
+    [unsure] = plain.unsure
+    assert {Path(m.image.id).name for m in unsure.members} >= {"page-1.png", "page-2.png"}
+    assert not verified.unsure
+    [group] = verified.groups
+    assert {Path(m.image.id).name for m in group.members} == {"page-1.png", "resaved.png"}
+
+
 def test_two_images_are_judged_like_a_bank_of_them(careful: Normalizer, drawn: Path) -> None:
     encoder = TinyEncoder()
 

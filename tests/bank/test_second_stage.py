@@ -10,13 +10,14 @@ from PIL import Image
 from sscd_vec import models
 from sscd_vec.bank import Bank
 from sscd_vec.bank.location import FEATURES
-from sscd_vec.bank.pairs import ABOVE
+from sscd_vec.bank.pairs import ABOVE, BELOW
 from sscd_vec.encoder import Encoder
 from sscd_vec.normalize import Normalizer
 from sscd_vec.verify import FeatureStore, Verifier, Weights, features
+from sscd_vec.verify.shared import FRAME
 from tests.bank.conftest import OpenBank
 from tests.tiny_encoder import TinyEncoder
-from tests.verify.scenes import crop, paste, scene
+from tests.verify.scenes import crop, paste, scene, window
 
 COUNT = 6
 
@@ -300,6 +301,26 @@ def test_geometry_alone_refuses_no_pair(open_bank: OpenBank, scenes: Path) -> No
         bank.add(scenes)
         plain = bank.duplicates(0.0, verify=False)
         assert plain.pairs > 0 and bank.duplicates(0.0).pairs >= plain.pairs
+
+
+def test_a_shared_frame_is_to_be_looked_at(
+    open_bank: OpenBank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "windows"
+    folder.mkdir()
+    for seed in (1, 2):
+        Image.fromarray(window(scene(seed))).save(folder / f"{seed}.png", compress_level=1)
+    with open_bank(verify=True) as bank:
+        bank.add(folder)
+        same, other = bank.search(folder / "1.png")
+        assert (name(same), same.verdict) == ("1", "copy")
+        assert (name(other), other.verdict, other.is_copy) == ("2", "look", False)
+        assert FRAME in other.reason and other.region is not None
+        monkeypatch.setattr("sscd_vec.bank.second_stage._knows_scores", lambda *_: True)
+        (pair,) = bank.duplicates(-1.0, verify=False).groups
+        score = pair.copies[0].score
+        for limit in (score - ABOVE / 2, score + BELOW / 2):  # either side of the threshold
+            assert bank.duplicates(limit).pairs == 0
 
 
 def test_relation_says_which_image_contains_which() -> None:

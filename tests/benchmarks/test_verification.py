@@ -80,6 +80,8 @@ def test_the_benchmark_sees_that_both_copies_are_confirmed(
     limits = verify.at_threshold(measured, disc, verifier)
     assert limits["precision"] == limits["recall"] == 1
     assert limits["unmatched queries"] == 1 and limits["unmatched queries called a copy"] == 0
+    again = verify.doubted(measured.within(2), disc, verifier)
+    assert again == {"accepted copies compared again": 2, "of them to be looked at": 0}
 
 
 def test_odd_images_have_bounded_features() -> None:

@@ -53,6 +53,30 @@ def turn(pixels: Pixels, degrees: float) -> Pixels:
     )
 
 
+def window(pixels: Pixels) -> Pixels:
+    """An image in the window of one application: bars, buttons and lines of text around it."""
+    page = Image.new("RGB", (480, 640), (250, 250, 252))
+    pen = ImageDraw.Draw(page)
+    rng = np.random.default_rng(99)
+    for top in (0, 560):
+        pen.rectangle((0, top, 480, top + 80), _colour(rng))
+        for left in range(20, 460, 90):
+            pen.ellipse((left, top + 14, left + 30, top + 44), _colour(rng), _colour(rng), 3)
+            pen.text((left, top + 50), f"menu {rng.integers(1000)}", (255, 255, 255))
+    for line in range(10):
+        words = " ".join(str(word) for word in rng.integers(100, 9999, 6))
+        pen.text((20, 430 + 12 * line), words, (40, 42, 48))
+    page.paste(Image.fromarray(pixels).resize((400, 300)), (20, 100))
+    return np.asarray(page, np.uint8).copy()
+
+
+def wall(pixels: Pixels, shift: int) -> Pixels:
+    """An image on a wall of equal tiles, of which the first is cut by ``shift``."""
+    tile = scene(98, (40, 40))
+    page = np.roll(np.tile(tile, (12, 12, 1)), (shift, shift), (0, 1))
+    return paste(pixels, page, (60 + shift, 40, 260 + shift, 190))
+
+
 def _colour(rng: np.random.Generator) -> tuple[int, int, int]:
     red, green, blue = rng.integers(0, 256, 3)
     return int(red), int(green), int(blue)
