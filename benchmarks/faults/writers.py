@@ -237,6 +237,7 @@ def _upload(port: int, path: str, acks: Path) -> None:
 def run_all(kinds: Sequence[str], backends: Sequence[str], rounds: int) -> None:
     """Run and record; rounds that are recorded already are not run again."""
     recorded: dict[str, list[Round]] = {}
+    commit = results.commit()
     if (results.RESULTS / "faults_writers.json").exists():
         recorded = cast(dict[str, Any], results.read("faults_writers")["figures"])["each"]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
@@ -250,7 +251,7 @@ def run_all(kinds: Sequence[str], backends: Sequence[str], rounds: int) -> None:
                 done = recorded.setdefault(f"{kind} {backend}", [])
                 campaign = Rounds(kind, backend, Path(folder), uri=uri)
                 for number in range(len(done), rounds):
-                    done.append(campaign.run(number))
+                    done.append({"commit": commit, **campaign.run(number)})
                     print(kind, backend, number, done[-1], flush=True)
                     results.write("faults_writers", summary(recorded))
 
