@@ -58,7 +58,9 @@ Tiles = Annotated[
 
 
 def calibrate_threshold(
-    normalizer: Annotated[Path, typer.Argument(help="The normalizer file; read.")],
+    normalizer: Annotated[
+        str, typer.Argument(help="A normalizer file, or a model's name or folder; only read.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the calibrated one goes.")],
     queries: OptionalDescriptors = None,
     references: OptionalDescriptors = None,
@@ -125,7 +127,7 @@ def calibrate_threshold(
     Tiled scores (search --tiles, index --tiles) are calibrated for the crops they are used with:
     --tiles of the queries, --reference-tiles of the bank.
 
-        sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
+        sscd-vec calibrate sscd_lite0 -o mine --queries held/ --false-match-rate 1e-3
         sscd-vec calibrate fitted -o done --labels pairs.csv --precision 0.95
         sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
             --kind tiled --tiles 2
@@ -136,7 +138,7 @@ def calibrate_threshold(
     asked: Rows | None = None
     bank: Rows | None = None
     try:
-        before = Normalizer.load(normalizer)
+        before = Normalizer.from_pretrained(normalizer)
         judged = None
         if labels is not None and labels.suffix.lower() == ".csv":
             judged = _read_pairs(labels, queries, references, images)

@@ -49,6 +49,22 @@ def test_labels_as_a_csv_of_pairs_give_a_precision(pairs: Path, model: Path) -> 
         for seed in COPIES:
             best = bank.search(pairs.parent / f"{seed}-copy.jpg", k=1, scales="one")[0]
             assert best.is_copy == (best.score >= rules.threshold("search"))
+    # The model's folder stands for its normalizer, as everywhere.
+    by_model = run(
+        "calibrate",
+        model,
+        "-o",
+        "by-model",
+        "--labels",
+        pairs,
+        "--precision",
+        0.9,
+        "--model",
+        model,
+    )
+    assert by_model["thresholds"] == found["thresholds"]
+    said = fails("calibrate", "sscd_lite1", "-o", "no", "--labels", pairs, "--precision", 0.9)
+    assert "a shipped model (sscd_lite0)" in said and not Path("no").exists()
     # Names are also paths inside --queries and --references.
     moved = shutil.copy(pairs, "pairs.csv")
     asked = "--precision", 0.9, "--model", model, "--queries", "images"
