@@ -5,9 +5,9 @@
 
 A table stands between a line ``<!-- table:NAME -->`` and ``<!-- /table -->`` and is made from
 ``results/NAME.json``; ``<!-- table:NAME part.of.it -->`` takes a part of its figures, and
-``columns=a;b`` only some columns or entries. A list of flat records becomes a table as it is, a
-record one of names and values. An evaluation shows all its rows; its part ``models`` each model's
-best.
+``columns=a;b`` only some columns or entries. A list of records becomes a table as it is, a record
+one of names and values; records inside these get the names of both. An evaluation shows all its
+rows; its part ``models`` each model's best.
 """
 
 import argparse
@@ -173,9 +173,10 @@ def _are_models(figures: object) -> bool:
 
 
 def _records(figures: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> str:
-    present = list(dict.fromkeys(key for record in figures for key in record))
+    flat = [dict(_leaves(record)) for record in figures]
+    present = list(dict.fromkeys(key for record in flat for key in record))
     chosen = _chosen(present, columns)
-    rows = [[record.get(column) for column in chosen] for record in figures]
+    rows = [[record.get(column) for column in chosen] for record in flat]
     return markdown([column.replace("_", " ") for column in chosen], rows)
 
 
@@ -206,7 +207,7 @@ def _is_records(figures: object) -> bool:
         isinstance(figures, list)
         and bool(figures)
         and all(isinstance(record, dict) for record in figures)
-        and not any(isinstance(v, dict | list) for record in figures for v in record.values())
+        and not any(isinstance(value, list) for record in figures for value in record.values())
     )
 
 
