@@ -112,8 +112,6 @@ def settle(
     """Decide which of the pairs that score like copies, or nearly so, are copies."""
     outside, threshold = scored.outside, scored.threshold
     judged = {} if tools.relate is None else _verify(scored, pairs, tools.relate, bar)
-    # Pages of one form share lines and boxes: of two images outside, geometry proves no copy.
-    judged = {p: j for p, j in judged.items() if not (j and outside.flags[list(p)].all())}
     decided = {(a, b): is_copy for a, b, is_copy in _decided(decisions, scored.images)}
     judged |= decided
     high = (pairs.scores >= threshold).tolist()
@@ -140,9 +138,12 @@ def _verify(
     """What geometry says about pairs near the threshold, by their rows.
 
     Below the threshold a pair must be sure to count, above it doubtful not to; and that geometry
-    sees nothing refutes a pair only together with a descriptor score the verifier knows.
+    sees nothing refutes a pair only together with a descriptor score the verifier knows. Pages of
+    one form share lines and boxes, so two images outside are left to their pixels.
     """
-    near = pairs.where(pairs.scores < scored.threshold + ABOVE)
+    outside = scored.outside.flags
+    is_page = outside[pairs.first] & outside[pairs.second]
+    near = pairs.where((pairs.scores < scored.threshold + ABOVE) & ~is_page)
     bar.update(0, len(near), title="verifying")
     judged: dict[tuple[int, int], bool] = {}
     doubtful: Counter[int] = Counter()
