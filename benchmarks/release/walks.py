@@ -127,8 +127,12 @@ def dedup(folder: Path) -> Iterator[Call]:
 
     def run() -> None:
         sys.argv = ["sscd-vec", "dedup", str(folder), "--no-cache"]
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-            main()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                main()
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"dedup ended with exit code {end.code}") from end
 
     yield run
 

@@ -23,13 +23,13 @@ from sscd_vec.bank.describe import Source, describe
 from sscd_vec.bank.keeping import build_groups
 from sscd_vec.bank.lineage import Rules
 from sscd_vec.bank.pairs import BELOW, Scored, Tools, settle
-from sscd_vec.bank.parquet import open_files, split_places
+from sscd_vec.bank.parquet import open_files
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import Copies
 from sscd_vec.bank.views import image_of
 from sscd_vec.files import ImageFile, PathLike, Unreadable, find_images
 from sscd_vec.progress import ProgressBar, progress_bar
-from sscd_vec.shards import DescriptorFiles, ShardRows
+from sscd_vec.shards import DescriptorFiles, ShardRows, split_places
 
 if TYPE_CHECKING:
     from sscd_vec.bank.bank import Bank
@@ -147,7 +147,6 @@ def _find(
         settled.doubt,
     )
     alike = groups.components(settled.unsure, len(images))
-    bar.update(0, len(found) + len(alike), title="inspecting groups")
     built, unsure, unreadable = build_groups(found, alike, scored, tools, rules, bar)
     count, total = len(images), len(settled.copies)
     return Copies(built, scored.threshold, count, total, unreadable, recall, unsure)

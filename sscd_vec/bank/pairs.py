@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from sscd_vec.bank.decisions import Decisions
 from sscd_vec.bank.exact import SecondLook
 from sscd_vec.bank.groups import Doubt, Judged, Pairs, connected, scores
-from sscd_vec.bank.judging import NOT_FOUND, SECOND_LOOKS, TELLING
+from sscd_vec.bank.judging import NOT_FOUND, SECOND_LOOKS, TELLING, look_closely
 from sscd_vec.bank.records import BankImage
-from sscd_vec.bank.same_page import look_closely
 from sscd_vec.normalize import Normalizer, Outside, Proof
 from sscd_vec.progress import ProgressBar
 
@@ -143,11 +142,10 @@ def _verify(
     sees nothing refutes a pair only together with a descriptor score the verifier knows.
     """
     near = pairs.where(pairs.scores < scored.threshold + ABOVE)
-    bar.update(0, len(near), title="verifying")
     judged: dict[tuple[int, int], bool] = {}
     doubtful: Counter[int] = Counter()
-    for (a, b), score in zip(_rows(near), near.scores.tolist(), strict=True):
-        bar.advance()
+    scores = near.scores.tolist()
+    for (a, b), score in bar.track(list(zip(_rows(near), scores, strict=True)), "verifying"):
         is_below = score < scored.threshold
         if is_below:
             doubtful[a] += 1
@@ -202,9 +200,8 @@ def _look_at_pixels(
         if images[a].digest != images[b].digest and looks[[a, b]].min() < SECOND_LOOKS:
             looks[[a, b]] += 1
             chosen.append((a, b))
-    bar.update(0, len(chosen), title="comparing pixels")
     look, last = SecondLook(None), -1
-    for a, b in sorted(chosen):
+    for a, b in bar.track(sorted(chosen), "comparing pixels"):
         if a != last:
             look, last = SecondLook(tools.file(images[a])), a
         found = look(tools.file(images[b]))
@@ -214,7 +211,6 @@ def _look_at_pixels(
             same.append((a, b))
         elif found is not None and found.is_copy is False:
             different.add((a, b))
-        bar.advance()
     return connected(len(images), same), different
 
 

@@ -20,16 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.bank.describe import describe
-from sscd_vec.bank.judging import SECOND_LOOKS, verified
+from sscd_vec.bank.judging import SECOND_LOOKS, look_closely, verified
 from sscd_vec.bank.location import FEATURES
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import BankMatch
-from sscd_vec.bank.same_page import look_closely
 from sscd_vec.bank.settings import BankSettings
+from sscd_vec.bank.views import PENALTY, SCALES
 from sscd_vec.encoder.images import ImageError, ImageInput, Pixels, load_pixels
 from sscd_vec.files import ImageFile
 from sscd_vec.normalize import Proof
-from sscd_vec.normalize.scales import PENALTY, SCALES
 from sscd_vec.progress import progress_bar
 from sscd_vec.verify import Evidence, Features, FeatureStore, Verifier
 from sscd_vec.verify.features import load_cv2

@@ -210,7 +210,7 @@ class Encoder:
             isolate: Decode files in child processes that are killed after 30 seconds or beyond 1
                 GiB, for images that strangers send; see ``sscd_vec.encoder.isolation``.
             scale: Resize to this many times the model's own size. A query at 2 finds copies that
-                fill only a part of it, at four times the cost; see ``sscd_vec.normalize.scales``.
+                fill only a part of it, at four times the cost; see ``sscd_vec.bank.views``.
             device: Where to run, this time.
 
         Returns:

@@ -13,12 +13,17 @@ Proof outweighs scores: what a comparison of pixels, or a person, found (``Proof
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 
-from sscd_vec.normalize.calibration.curve import FalseMatchCurve
-from sscd_vec.normalize.calibration.threshold import KINDS, Kind, Threshold, UncalibratedError
+from sscd_vec.normalize.calibration.thresholds import (
+    KINDS,
+    FalseMatchCurve,
+    Kind,
+    Threshold,
+    UncalibratedError,
+)
 
 Grade = Literal["copy", "look", "unsure", "no"]
 Basis = Literal["score", "pixels", "geometry", "person"]
@@ -90,6 +95,16 @@ class Verdict:
     def __str__(self) -> str:
         """One line for people: "0.41: about 1 stranger in 50 000 scores this high in …"."""
         return f"{self.score:.2f}: {self.reason}"
+
+
+class Facts(TypedDict, total=False):
+    """What ``Verdicts.judge`` may be told about a pair beside its score."""
+
+    views: int | None
+    threshold: float | None
+    in_doubt: bool
+    shift: float
+    proof: Proof | None
 
 
 @dataclass(frozen=True, eq=False)

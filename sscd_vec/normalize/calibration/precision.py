@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sscd_vec.normalize.calibration.curve import Calibration, CalibrationError
-from sscd_vec.normalize.calibration.threshold import (
+from sscd_vec.normalize.calibration.thresholds import (
     LEAST_RECALL,
     VIEWS,
     WIDEST,
+    Calibration,
+    CalibrationError,
     Kind,
     Threshold,
 )

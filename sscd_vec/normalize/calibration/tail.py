@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.normalize.calibration.curve import RATES, FalseMatchCurve
 from sscd_vec.normalize.calibration.nonmatches import NonMatches
-from sscd_vec.normalize.calibration.threshold import Kind
+from sscd_vec.normalize.calibration.thresholds import RATES, FalseMatchCurve, Kind
 from sscd_vec.normalize.descriptors import Float64
 
 TAIL_SHARE = 1e-3  # the level u is reached by this share of the comparisons ...
