@@ -352,7 +352,7 @@ class Bank:
             return None
 
     def __len__(self) -> int:
-        """How many images."""
+        """Number of images."""
         return len(self.storage.records)
 
     def __contains__(self, id: object) -> bool:
@@ -407,7 +407,7 @@ class Bank:
         return image.file
 
     def close(self) -> None:
-        """Let go of files, connections and locks."""
+        """Release files, connections and locks."""
         if "second_stage" in vars(self):
             self.second_stage.close()
         self.storage.close()

@@ -105,7 +105,7 @@ def _encode(
     done: Added,
     show_progress: bool | None,
 ) -> None:
-    """Describe images and store them, now and then and at the end."""
+    """Describe images and store them, once a minute and at the end."""
     pending: list[Described] = []
     saved = time.monotonic()
     try:

@@ -130,7 +130,7 @@ class Described:
 
     @property
     def rows(self) -> Float32:
-        """Its descriptors; an error without."""
+        """Its descriptors; raises if it has none."""
         if self.descriptors is None:
             raise ValueError(f"{self.source.id} has no descriptors: {self.reason}")
         return self.descriptors
@@ -179,7 +179,7 @@ def describe(
     scale: float = 1.0,
     cache: Path | None = None,
 ) -> Iterator[list[Described]]:
-    """Describe images part by part, in order.
+    """Describe images in parts, in order.
 
     Args:
         encoder: The model.

@@ -229,7 +229,7 @@ def _described(
 def _unknown(
     rows: ShardRows, left: dict[str, Source], known: set[str]
 ) -> tuple[list[BankImage], Float32]:
-    """Images of a Parquet file, each once; a file that is here too and has changed is left out."""
+    """Images of a Parquet file, each once, without files that changed since."""
     images, kept = [], []
     for row, (name, file) in enumerate(zip(map(str, rows.ids), rows.files, strict=True)):
         if name in known or (name in left and left[name].file != file):
@@ -260,7 +260,7 @@ def _bank_rows(bank: "Bank") -> Iterator[tuple[list[str], join.Rows]]:
 def _kept_rows(
     parts: Iterable[tuple[list[T], Float32]], count: int, dim: int, name: Callable[[T], str]
 ) -> Iterator[tuple[list[T], join.Rows]]:
-    """Images with their descriptors, few in memory and by name, many in a file as they come."""
+    """Images with their descriptors: few are kept in memory, sorted; many go to a file."""
     if count <= MOST_COMPARED:
         images: list[T] = []
         rows = [np.empty((0, dim), np.float32)]
@@ -280,7 +280,7 @@ def _kept_rows(
 
 
 class _BankImages(Sequence[BankImage]):
-    """The images of rows, looked up as they are needed: only those in groups are."""
+    """The images of rows, looked up when needed: only those in groups ever are."""
 
     def __init__(self, bank: "Bank", ids: Sequence[str]) -> None:
         self._bank, self._ids = bank, ids

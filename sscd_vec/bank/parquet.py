@@ -84,7 +84,7 @@ def _take(
     vectors: list[Float32],
     done: Added,
 ) -> None:
-    """Queue the rows of a part that the bank does not have as they are."""
+    """Queue the rows of a part that are new to the bank or have changed."""
     done.unreadable += [
         Unreadable(Path(str(name)), error)
         for name, error in zip(part.ids, part.errors, strict=True)

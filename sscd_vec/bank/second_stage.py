@@ -177,7 +177,7 @@ class SecondStage:
             self._store.remove([digest for digest in digests if digest not in used])
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()
 
@@ -271,7 +271,7 @@ class _CloseLook:
         self._bank, self._query, self._left = bank, query, SECOND_LOOKS
 
     def __call__(self, match: BankMatch, evidence: Evidence) -> Proof | None:
-        """What their pixels say; None if nobody needs to ask or enough were asked."""
+        """What their pixels say; None if the pair is not in doubt or enough were compared."""
         file = None if match.image is None else match.image.file
         is_due = match.judged.in_doubt and match.judged.basis != "pixels" and evidence.located
         if not is_due or not self._left or file is None or not self._bank.may_show(file.path):

@@ -181,7 +181,7 @@ class Storage:
             )
 
     def close(self) -> None:
-        """Let go of files, connections and locks."""
+        """Release files, connections and locks."""
         try:
             self.index.close()
         finally:

@@ -74,7 +74,7 @@ class Encoder:
         self._decoders: Decoders | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, also in another process, makes the network ready for itself."""
+        """Leave the opened network out: each copy opens its own, also in another process."""
         return {**self.__dict__, "_opened": {}, "_decoders": None}
 
     @classmethod

@@ -87,7 +87,7 @@ class Normalizer:
     # ------------------------------------------------------------------ made
 
     def __reduce__(self) -> tuple[Callable[..., "Normalizer"], tuple[()]]:
-        """Another process makes its products its own way."""
+        """Pickle without the product functions: another process chooses its own."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         kept: dict[str, Any] = {
             name: dict(value) if isinstance(value, Mapping) else value
@@ -294,7 +294,7 @@ class Normalizer:
 
     @cached_property
     def verdicts(self) -> Verdicts:
-        """Thresholds and curves at work: what the next methods ask."""
+        """What thresholds and curves say about scores; the methods below ask it."""
         return Verdicts(self.thresholds, self.curves)
 
     def false_match_rate(
@@ -413,7 +413,7 @@ class Normalizer:
         return made if curve is None else replace(made, curves={**made.curves, curve.kind: curve})
 
     def with_domain(self, domain: Domain | None) -> "Normalizer":
-        """The same with another notion of which images it knows; fits the same indexes."""
+        """The same with another domain of known images; fits the same indexes."""
         if domain is not None:
             domain.require_dim(self.dim)
         return replace(self, domain=domain)

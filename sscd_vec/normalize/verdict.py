@@ -37,7 +37,7 @@ ALIKE = "both are documents, screens or graphics, which look alike to the model"
 
 
 class Proof(NamedTuple):
-    """What is known about two images beside their score.
+    """What is known about two images besides their score.
 
     Attributes:
         is_copy: Whether they are copies; None if this cannot say.
@@ -98,7 +98,7 @@ class Verdict:
 
 
 class Facts(TypedDict, total=False):
-    """What ``Verdicts.judge`` may be told about a pair beside its score."""
+    """What ``Verdicts.judge`` may be told about a pair besides its score."""
 
     views: int | None
     threshold: float | None
@@ -109,7 +109,7 @@ class Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Verdicts:
-    """Thresholds and curves of a normalizer, at work.
+    """What a normalizer's thresholds and curves say about scores.
 
     Attributes:
         thresholds: What counts as a copy, by kind of score.
