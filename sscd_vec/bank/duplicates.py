@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -84,7 +85,7 @@ def find_copies_in(
 
         relate = file_comparison(setup)
     encoder = (lambda: setup.encoder) if heatmaps else None
-    tools = Tools(setup.normalizer, lambda image: image.file, relate, encoder)
+    tools = Tools(setup.normalizer, attrgetter("file"), relate, encoder)
     unreadable: list[Unreadable] = []
     images, shards = split_places(places)
     described = open_files(setup, shards) if shards else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sscd_vec.bank.groups import Group
+from sscd_vec.bank.groups import Group, scores
 from sscd_vec.bank.heat_grid import IMAGE_SIDE, coarse, reduced
 from sscd_vec.bank.lineage import Choice, Rules, choose
 from sscd_vec.bank.pairs import Relate, Scored, Tools
@@ -88,9 +88,9 @@ def _members(
 ) -> list[Copy]:
     """The images of some rows, each with its score with the one at position ``keep``."""
     images = [_image(scored, row) for row in rows]
-    scores = scored.scores([rows[keep]], rows)[0].tolist()
+    found = scores(scored.z, scored.biases, [rows[keep]], rows)[0].tolist()
     return [
-        Copy(image, score, inspected[image.id]) for image, score in zip(images, scores, strict=True)
+        Copy(image, score, inspected[image.id]) for image, score in zip(images, found, strict=True)
     ]
 
 

@@ -81,10 +81,6 @@ class Scored:
             threshold = normalizer.threshold("symmetric", len(images))
         return cls(images, z, normalizer.whitened_biases(z), normalizer.outside(z), threshold)
 
-    def scores(self, first: list[int], second: list[int]) -> Float32:
-        """Symmetric scores of the rows ``first`` with the rows ``second``."""
-        return scores(self.z, self.biases, first, second)
-
 
 @dataclass(frozen=True)
 class Settled:
@@ -118,15 +114,14 @@ def settle(
     high = (pairs.scores >= threshold).tolist()
     kept = [judged.get(pair, above) for pair, above in zip(_rows(pairs), high, strict=True)]
     pairs = pairs.where(np.array(kept, bool))
-    both = pairs.where(outside.flags[pairs.first] & outside.flags[pairs.second])
-    same, different = _look_at_pixels(scored.images, both, tools, bar)
-    doubt = Doubt(outside.flags, same)
+    both = outside.flags[pairs.first] & outside.flags[pairs.second]
+    same, different = _look_at_pixels(scored.images, pairs.where(both), tools, bar)
     accepted = np.array([judged.get(pair, False) for pair in _rows(pairs)], bool)
     refuted = np.array([pair in different for pair in _rows(pairs)], bool)
-    in_doubt = doubt.about(pairs) & ~accepted
+    in_doubt = both & (same[pairs.first] != same[pairs.second]) & ~accepted
     unsure = _alike(pairs.where(in_doubt & ~refuted), scored)
     copies = _with_accepted(pairs.where(~in_doubt), judged, scored)
-    return Settled(copies, unsure, judged, _apart(decided), doubt)
+    return Settled(copies, unsure, judged, _apart(decided), Doubt(outside.flags, same))
 
 
 def _rows(pairs: Pairs) -> Iterator[tuple[int, int]]:
@@ -238,7 +233,7 @@ def _with_accepted(pairs: Pairs, judged: Judged, scored: Scored) -> Pairs:
     more = [pair for pair, is_copy in judged.items() if is_copy and pair not in there]
     if not more:
         return pairs
-    values = [scored.scores([a], [b])[0, 0] for a, b in more]
+    values = [scores(scored.z, scored.biases, [a], [b])[0, 0] for a, b in more]
     first, second = np.array(more, np.int64).T
     return Pairs(
         np.append(pairs.first, first),
