@@ -26,7 +26,7 @@ def check(bank: Bank, folder: str) -> int:
 
 
 def main() -> None:
-    """One pass, or one every so many seconds."""
+    """Look at the folder once, or again and again with a pause between."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", help="where new images arrive")
     parser.add_argument("--bank", default="known.faiss")

@@ -51,7 +51,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a shard.
+    """The outcome for a shard.
 
     Attributes:
         name: Of the file of descriptors.

@@ -157,7 +157,7 @@ class ReadersWriterLock:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Be alone; the same thread may enter again."""
+        """Exclude all others; the same thread may enter again."""
         me = threading.get_ident()
         with self._condition:
             if self._writing != me:

@@ -120,7 +120,7 @@ class GroundTruth:
         return len(self.query_ids)
 
     def counting(self, predictions: Predictions) -> Predictions:
-        """The candidates of the queries that count."""
+        """The candidates of the queries that are scored."""
         if self.judged is None:
             return predictions
         _, queries, _, judged = number_ids(self.judged, predictions.query_ids)

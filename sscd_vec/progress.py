@@ -1,16 +1,17 @@
 """One progress bar on standard error, shown on a terminal or in a notebook."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
 Unit = Literal["items", "bytes"]
+T = TypeVar("T")
 
 
 class ProgressBar:
@@ -39,6 +40,13 @@ class ProgressBar:
         self._bar.update(self._task, completed=completed, total=total, description=title)
         if figures is not None:
             self._bar.update(self._task, figures=figures)
+
+    def track(self, items: Sequence[T], title: str) -> Iterator[T]:
+        """Begin again under a title, and count each of the items as done once it is used."""
+        self.update(0, len(items), title=title)
+        for item in items:
+            yield item
+            self.advance()
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

@@ -257,6 +257,15 @@ def holds_descriptors(path: PathLike) -> bool:
         return "descriptor" in file.schema_arrow.names
 
 
+def split_places(places: Iterable[PathLike]) -> tuple[list[PathLike], list[PathLike]]:
+    """Places of images, and those that hold descriptors already."""
+    images: list[PathLike] = []
+    described: list[PathLike] = []
+    for place in places:
+        (described if holds_descriptors(place) else images).append(place)
+    return images, described
+
+
 def read_info(path: Path) -> ShardInfo | None:
     """What a file says about itself; None if it is not there or cannot be read."""
     try:

@@ -29,3 +29,13 @@ def test_nothing_is_shown_in_a_pipe_or_when_told_not_to(capsys: pytest.CaptureFi
             bar.update(3, figures="x")
             bar.say("hello")
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_tracked_sequence_counts_each_item_once_it_is_used(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with progress_bar("encoding", 9, show=True) as bar:
+        bar.advance(5)
+        assert list(bar.track(["a", "b"], "looking")) == ["a", "b"]
+    shown = capsys.readouterr().err
+    assert "looking" in shown and "2/2" in shown

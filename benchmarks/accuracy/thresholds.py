@@ -32,12 +32,12 @@ from accuracy.tiles import describe as describe_tiles
 from disc import CACHE
 from release.curves import SAME, TILES, choose, strangers
 from sscd_vec import plots
+from sscd_vec.bank.views import PENALTY, SCALES
 from sscd_vec.encoder import Encoder
 from sscd_vec.files import writing
 from sscd_vec.normalize import Kind, Normalizer
 from sscd_vec.normalize.calibration.precision import clopper_pearson
 from sscd_vec.normalize.descriptors import overlapping_pairs
-from sscd_vec.normalize.scales import PENALTY, SCALES
 
 RATES = (1e-2, 1e-3)
 PART = 1000  # references of the smallest bank

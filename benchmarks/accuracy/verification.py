@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from accuracy.dataset import DiscSet, Images
 from accuracy.tiles import describe
+from sscd_vec.bank.views import SCALES
 from sscd_vec.encoder import Encoder
 from sscd_vec.encoder.images import load_pixels
 from sscd_vec.files import writing
 from sscd_vec.normalize import Normalizer
-from sscd_vec.normalize.scales import SCALES
 from sscd_vec.verify import Features, FeatureStore, evidence
 from sscd_vec.verify.evidence import Support, best_alignment
 from sscd_vec.verify.features import extract

@@ -6,7 +6,7 @@
 table has a column for seen and one for unseen families, and of every family the share of copies
 found first, among ten and among fifty candidates: what a second stage can still save. With several
 scales a query is encoded once per scale, and a pair scores the best of them
-(``sscd_vec.normalize.scales``).
+(``sscd_vec.bank.views``).
 """
 
 import argparse
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 import results
 from accuracy.dataset import DiscSet, Images, read_disc
 from accuracy.families import UNSEEN
+from sscd_vec.bank.views import PENALTY, best_over_scales
 from sscd_vec.encoder import Encoder
 from sscd_vec.metrics import evaluate
 from sscd_vec.normalize import Normalizer
-from sscd_vec.normalize.scales import PENALTY, best_over_scales
 from sscd_vec.predictions import GroundTruth, Predictions
 
 Scores = NDArray[np.float32]  # (queries, references)

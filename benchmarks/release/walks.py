@@ -2,6 +2,9 @@
 
     python benchmarks release/walks                  # all five walks, and the size of the house
     python benchmarks release/walks encode --list    # and each switch by name
+    python benchmarks release/walks --before 45d6416.json --record    # beside an earlier commit's
+
+The earlier figures are what ``--json`` prints when this file runs there.
 
 A walk runs one call under ``sys.setprofile``. A switch is a function of one file that calls a
 function of another; the same pair counts once, however often it happens, as it is read once.
@@ -28,10 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+import results
 import sscd_vec
 
 PACKAGE = Path(sscd_vec.__file__).parent
 DIM = 64
+NAME = "walks"
 
 Call = Callable[[], object]
 
@@ -126,11 +131,18 @@ def dedup(folder: Path) -> Iterator[Call]:
     Image.open(paths[0]).save(folder / "copy.png")
 
     def run() -> None:
-        sys.argv = ["sscd-vec", "dedup", str(folder), "--no-cache"]
-        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
-            main()
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                main()
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"dedup ended with exit code {end.code}") from end
 
-    yield run
+    words, sys.argv = sys.argv, ["sscd-vec", "dedup", str(folder), "--no-cache"]
+    try:
+        yield run
+    finally:
+        sys.argv = words
 
 
 @contextlib.contextmanager
@@ -156,14 +168,39 @@ WALKS = {
 }
 
 
+def compared(
+    now: dict[str, dict[str, int]], before: dict[str, dict[str, int]]
+) -> dict[str, list[dict[str, object]]]:
+    """The figures as two tables beside those of an earlier commit: the walks and the house."""
+    walks: list[dict[str, object]] = [
+        {
+            "call": (WALKS[name].__doc__ or "").rstrip("."),
+            "files before": before[name]["files"],
+            "switches before": before[name]["switches"],
+            "files": now[name]["files"],
+            "switches": now[name]["switches"],
+        }
+        for name in WALKS
+    ]
+    size: list[dict[str, object]] = [
+        {"package": what, "before": before["house"][what], "now": count}
+        for what, count in now["house"].items()
+    ]
+    return {"walks": walks, "house": size}
+
+
 def main() -> None:
     """Print a table of walks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("walks", nargs="*", choices=[*WALKS, []], help="all by default")
     parser.add_argument("--list", action="store_true", help="print every file and switch too")
     parser.add_argument("--json", action="store_true", help="print figures for programs")
+    parser.add_argument("--before", type=Path, help="what --json printed at an earlier commit")
+    parser.add_argument("--record", action="store_true", help="write results/walks.json")
     options = parser.parse_args()
-    figures: dict[str, object] = {"house": house()}
+    if options.record and (options.before is None or options.walks):
+        parser.error("--record: expected --before and all walks")
+    figures: dict[str, dict[str, int]] = {"house": house()}
     for name in options.walks or WALKS:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary, "images")
@@ -180,8 +217,9 @@ def main() -> None:
     if options.json:
         print(json.dumps(figures))
         return
+    if options.record:
+        print(results.write(NAME, compared(figures, json.loads(options.before.read_text()))))
     for name, counts in figures.items():
-        assert isinstance(counts, dict)
         print(f"{name:8}", ", ".join(f"{count} {what}" for what, count in counts.items()))
 
 

@@ -72,7 +72,7 @@ class Index(ABC):
 
     @abstractmethod
     def _close(self, commit: bool) -> None:
-        """Let go of files and connections, after a commit or without; again, do nothing."""
+        """Release files and connections, committed or not; a second call does nothing."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -100,7 +100,7 @@ class Index(ABC):
 
     @abstractmethod
     def _within(self, vectors: Float32, bound: float, wanted: Wanted) -> Matches:
-        """All whose value of the metric is better than ``bound``; values in place of scores."""
+        """All references whose metric value is better than ``bound``; values in place of scores."""
 
     @abstractmethod
     def _stored(self) -> Iterator[Batch]:
@@ -268,7 +268,7 @@ class Index(ABC):
     def _all_within(
         self, rules: Normalizer, vectors: Float32, bias: Float32, lowest: float, wanted: Wanted
     ) -> Matches:
-        """Range search of one block; plain queries of very different biases go apart."""
+        """Range search of one block; plain queries whose biases differ a lot are searched apart."""
         lowest -= 1e-5 * (1 + abs(lowest))  # indexes compare strictly and in float32
         if not self._plain:
             return self._within(vectors, rules.lift.to_metric(lowest, self.metric), wanted)
@@ -296,7 +296,7 @@ class Index(ABC):
         return False
 
     def close(self) -> None:
-        """Commit and let go of files and connections. Closing again does nothing."""
+        """Commit, then release files and connections. A second call does nothing."""
         self._close(commit=True)
 
     def __enter__(self) -> Self:
@@ -364,6 +364,6 @@ def _as_count(number: int, what: str) -> int:
 
 
 def _as_queries(descriptors: ArrayLike) -> NDArray[Any]:
-    """Queries by row: a single descriptor is one of them, an empty list none."""
+    """Queries as rows: a single descriptor is one row, an empty list none."""
     array = np.asarray(descriptors)
     return np.empty((0, 0)) if array.shape == (0,) else np.atleast_2d(array)

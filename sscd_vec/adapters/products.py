@@ -189,7 +189,7 @@ def _comparing(index: Any, queries: Float32) -> AbstractContextManager[None]:  #
 
 @contextmanager
 def by_product(queries: int, dim: int) -> Iterator[None]:
-    """Within the block, FAISS compares so many queries by a matrix product if that is faster.
+    """Let FAISS use a matrix product for this many queries within the block, if that is faster.
 
     Then only one Python thread is inside at a time: callers of FAISS's BLAS wait for each other by
     spinning. FAISS's threshold is lowered meanwhile, unless someone has set it to something else,
@@ -214,7 +214,7 @@ def by_product(queries: int, dim: int) -> Iterator[None]:
 
 @contextmanager
 def _one_thread(alone: bool) -> Iterator[None]:
-    """Within the block, FAISS works for this Python thread with one thread, if it has to."""
+    """Make FAISS use one thread within the block, for this Python thread, where it must."""
     before = faiss.omp_get_max_threads()
     if not alone or before == 1:
         yield

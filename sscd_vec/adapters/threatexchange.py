@@ -295,7 +295,7 @@ def _header() -> str:
 
 
 def _alike(match: Match, is_outside: bool) -> bool:
-    """Whether both lie outside what the normalizer knows, as far as anybody can say."""
+    """Whether both are known to lie outside what the normalizer knows."""
     return is_outside and (match.metadata or {}).get(OUTSIDE) is not False
 
 

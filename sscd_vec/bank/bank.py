@@ -1,10 +1,8 @@
 """``Bank``: images in, verdicts out, on any index."""
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -12,12 +10,12 @@ from numpy.typing import NDArray
 
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.bank.decisions import Decision, Decisions, is_digest
-from sscd_vec.bank.location import FEATURES, BankError, Location
+from sscd_vec.bank.location import FEATURES, Location
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import Added, Answer, BankMatch, Copies
 from sscd_vec.bank.settings import BankSettings
 from sscd_vec.bank.setup import Setup
-from sscd_vec.bank.storage import Storage, is_writable
+from sscd_vec.bank.storage import Storage
 from sscd_vec.bank.views import crop_count
 from sscd_vec.files import ImageFile, PathLike
 from sscd_vec.normalize import Kind, Normalizer, UncalibratedError
@@ -93,32 +91,16 @@ class Bank:
         local: bool | None = None,
     ) -> None:
         """Open the bank, or make it."""
-        self.location = (
-            None
-            if location is None
-            else Location.parse(location, collection=collection, state=state)
-        )
+        self.location = None
+        if location is not None:
+            self.location = Location.parse(location, collection=collection, state=state)
         self.threshold, self.descriptor_cache = threshold, cache
         self.setup = Setup(self.location, model, device=device, trust=trust)
-        exists = self.location is not None and self.location.exists
-        if self.location is not None:
-            self.location.require_regular_files()
-        if exists:
-            self.setup.read(tiles)
-        else:
-            if self.location is not None:
-                self.location.require_free(create)
-            self.setup.make(normalizer, tiles or 1)
-        if read_only is None:
-            read_only = self.location is not None and not is_writable(self.location)
+        exists = self.setup.read_or_make(normalizer, tiles, create=create)
         self.storage = Storage(
-            self.location,
-            self.normalizer,
-            index=index,
-            token=token,
-            read_only=read_only,
-            wait=wait,
-        )
+            self.location, self.normalizer,
+            index=index, token=token, read_only=read_only, wait=wait,
+        )  # fmt: skip
         if exists and normalizer is not None:
             self.replace_normalizer(normalizer)
         self.verify, self._local = verify, local
@@ -155,17 +137,12 @@ class Bank:
             leave_out: A folder that is not entered where it lies below one of ``images``.
             show_progress: Whether to draw a progress bar; by default on a terminal.
         """
-        from sscd_vec.bank.adding import add_images
+        from sscd_vec.bank.changing import add_images
 
         return add_images(
-            self,
-            images,
-            ids,
-            metadata=metadata,
-            keep=keep,
-            leave_out=leave_out,
-            show_progress=show_progress,
-        )
+            self, images, ids,
+            metadata=metadata, keep=keep, leave_out=leave_out, show_progress=show_progress,
+        )  # fmt: skip
 
     def remove(self, ids: str | Iterable[str]) -> int:
         """Remove images by id; ids that are not there are ignored.
@@ -175,16 +152,9 @@ class Bank:
         Returns:
             How many were there.
         """
-        names = [ids] if isinstance(ids, str) else list(ids)
-        images = [image for image in map(self.get, names) if image is not None]
-        files = [image.file.path for image in images if image.file is not None]
-        kept = [path for path in files if self._is_upload(path)]
-        count = self.storage.remove(names)
-        for path in kept:
-            path.unlink(missing_ok=True)
-        if self.keeps_features:
-            self.second_stage.forget([image.digest for image in images])
-        return count
+        from sscd_vec.bank.changing import remove_images
+
+        return remove_images(self, [ids] if isinstance(ids, str) else list(ids))
 
     def replace_normalizer(self, normalizer: PathLike | Normalizer) -> None:
         """Use another query side (background, β, thresholds) from now on; vectors stay.
@@ -214,9 +184,7 @@ class Bank:
 
     def add_decisions(self, decisions: Decisions) -> None:
         """Remember many decisions, such as ``Decisions.load`` reads from a report's file."""
-        if self.storage.read_only:
-            raise BankError(f"{self} is opened read-only; open it without read_only")
-        self.storage.records.decide(decisions, time.time())
+        self.storage.decide(decisions)
 
     def decisions(self) -> Decisions:
         """All decisions, with the scores of the images that are in the bank."""
@@ -292,16 +260,11 @@ class Bank:
         """
         from sscd_vec.bank.searching import search_images
 
+        verify = self.verify if verify is None else verify
         return search_images(
-            self,
-            images,
-            k,
-            tiles=tiles,
-            scales=scales,
-            verify=self.verify if verify is None else verify,
-            threshold=threshold,
-            show_progress=show_progress,
-        )
+            self, images, k, tiles=tiles, scales=scales,
+            verify=verify, threshold=threshold, show_progress=show_progress,
+        )  # fmt: skip
 
     def search_descriptors(
         self,
@@ -363,17 +326,11 @@ class Bank:
         """
         from sscd_vec.bank.duplicates import find_copies
 
+        verify = bool(self.verify if verify is None else verify)
         return find_copies(
-            self,
-            threshold,
-            prefer=prefer,
-            protect=protect,
-            heatmaps=heatmaps,
-            verify=bool(self.verify if verify is None else verify),
-            exhaustive=exhaustive,
-            memory=memory,
-            show_progress=show_progress,
-        )
+            self, threshold, prefer=prefer, protect=protect, heatmaps=heatmaps, verify=verify,
+            exhaustive=exhaustive, memory=memory, show_progress=show_progress,
+        )  # fmt: skip
 
     def score_kind(self, tiles: int = 1) -> Kind:
         """Which kind of score a search with that many tiles gives."""
@@ -395,7 +352,7 @@ class Bank:
             return None
 
     def __len__(self) -> int:
-        """How many images."""
+        """Number of images."""
         return len(self.storage.records)
 
     def __contains__(self, id: object) -> bool:
@@ -441,9 +398,7 @@ class Bank:
 
     def may_show(self, path: Path) -> bool:
         """Whether a file lies in the bank or in a folder this user added images from."""
-        real = path.resolve()
-        roots = self.settings.root_folders
-        return self._is_upload(path) or any(real.is_relative_to(root) for root in roots)
+        return self.setup.may_show(path)
 
     def shown_file(self, image: BankImage | None) -> ImageFile | None:
         """The file of an image, if there is one that may be shown."""
@@ -452,7 +407,7 @@ class Bank:
         return image.file
 
     def close(self) -> None:
-        """Let go of files, connections and locks."""
+        """Release files, connections and locks."""
         if "second_stage" in vars(self):
             self.second_stage.close()
         self.storage.close()
@@ -461,12 +416,7 @@ class Bank:
         """Nothing to do: it is open."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close."""
         self.close()
 
@@ -494,8 +444,3 @@ class Bank:
         if is_digest(name):
             return name
         raise ValueError(f"expected an id of {self} or a SHA-256 in hex, got {name!r}")
-
-    def _is_upload(self, path: Path) -> bool:
-        if self.location is None:
-            return False
-        return path.resolve().is_relative_to(self.location.uploads)

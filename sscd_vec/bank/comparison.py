@@ -71,7 +71,7 @@ def compare(a: InspectedImage, b: InspectedImage, grey_a: Pixels, grey_b: Pixels
 
 
 class _Pair:
-    """Two images laid on each other: the second is turned as the first is."""
+    """Two aligned images; the second is turned the way the first is."""
 
     def __init__(
         self, a: InspectedImage, b: InspectedImage, grey_a: Pixels, grey_b: Pixels

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Protocol, Self, cast
 
 import numpy as np
@@ -131,7 +130,7 @@ class Described:
 
     @property
     def rows(self) -> Float32:
-        """Its descriptors; an error without."""
+        """Its descriptors; raises if it has none."""
         if self.descriptors is None:
             raise ValueError(f"{self.source.id} has no descriptors: {self.reason}")
         return self.descriptors
@@ -180,7 +179,7 @@ def describe(
     scale: float = 1.0,
     cache: Path | None = None,
 ) -> Iterator[list[Described]]:
-    """Describe images part by part, in order.
+    """Describe images in parts, in order.
 
     Args:
         encoder: The model.
@@ -346,12 +345,7 @@ class DescriptorCache:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close the file."""
         self.close()
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -23,13 +24,13 @@ from sscd_vec.bank.describe import Source, describe
 from sscd_vec.bank.keeping import build_groups
 from sscd_vec.bank.lineage import Rules
 from sscd_vec.bank.pairs import BELOW, Scored, Tools, settle
-from sscd_vec.bank.parquet import open_files, split_places
+from sscd_vec.bank.parquet import open_files
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import Copies
 from sscd_vec.bank.views import image_of
 from sscd_vec.files import ImageFile, PathLike, Unreadable, find_images
 from sscd_vec.progress import ProgressBar, progress_bar
-from sscd_vec.shards import DescriptorFiles, ShardRows
+from sscd_vec.shards import DescriptorFiles, ShardRows, split_places
 
 if TYPE_CHECKING:
     from sscd_vec.bank.bank import Bank
@@ -84,7 +85,7 @@ def find_copies_in(
 
         relate = file_comparison(setup)
     encoder = (lambda: setup.encoder) if heatmaps else None
-    tools = Tools(setup.normalizer, lambda image: image.file, relate, encoder)
+    tools = Tools(setup.normalizer, attrgetter("file"), relate, encoder)
     unreadable: list[Unreadable] = []
     images, shards = split_places(places)
     described = open_files(setup, shards) if shards else None
@@ -147,7 +148,6 @@ def _find(
         settled.doubt,
     )
     alike = groups.components(settled.unsure, len(images))
-    bar.update(0, len(found) + len(alike), title="inspecting groups")
     built, unsure, unreadable = build_groups(found, alike, scored, tools, rules, bar)
     count, total = len(images), len(settled.copies)
     return Copies(built, scored.threshold, count, total, unreadable, recall, unsure)
@@ -230,7 +230,7 @@ def _described(
 def _unknown(
     rows: ShardRows, left: dict[str, Source], known: set[str]
 ) -> tuple[list[BankImage], Float32]:
-    """Images of a Parquet file, each once; a file that is here too and has changed is left out."""
+    """Images of a Parquet file, each once, without files that changed since."""
     images, kept = [], []
     for row, (name, file) in enumerate(zip(map(str, rows.ids), rows.files, strict=True)):
         if name in known or (name in left and left[name].file != file):
@@ -261,7 +261,7 @@ def _bank_rows(bank: "Bank") -> Iterator[tuple[list[str], join.Rows]]:
 def _kept_rows(
     parts: Iterable[tuple[list[T], Float32]], count: int, dim: int, name: Callable[[T], str]
 ) -> Iterator[tuple[list[T], join.Rows]]:
-    """Images with their descriptors, few in memory and by name, many in a file as they come."""
+    """Images with their descriptors: few are kept in memory, sorted; many go to a file."""
     if count <= MOST_COMPARED:
         images: list[T] = []
         rows = [np.empty((0, dim), np.float32)]
@@ -281,7 +281,7 @@ def _kept_rows(
 
 
 class _BankImages(Sequence[BankImage]):
-    """The images of rows, looked up as they are needed: only those in groups are."""
+    """The images of rows, looked up when needed: only those in groups ever are."""
 
     def __init__(self, bank: "Bank", ids: Sequence[str]) -> None:
         self._bank, self._ids = bank, ids

@@ -64,12 +64,6 @@ class Doubt:
     outside: NDArray[np.bool_]
     same: Int64
 
-    def about(self, pairs: Pairs) -> NDArray[np.bool_]:
-        """Which pairs are in doubt: both outside, and not known to be the same."""
-        both = self.outside[pairs.first] & self.outside[pairs.second]
-        apart: NDArray[np.bool_] = both & (self.same[pairs.first] != self.same[pairs.second])
-        return apart
-
     def overrule(
         self, copies: NDArray[np.bool_], first: list[int], second: list[int]
     ) -> NDArray[np.bool_]:

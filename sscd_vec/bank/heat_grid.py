@@ -16,7 +16,7 @@ IMAGE_SIDE = 480  # pixels along the long side of the images heatmaps are made f
 
 
 def reduced(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Pixels of at most 480 on the long side: a heatmap of more shows no more."""
+    """Pixels reduced to 480 on the long side: a larger image makes no finer heatmap."""
     if max(pixels.shape[:2]) <= IMAGE_SIDE:
         return pixels
     image = Image.fromarray(pixels)

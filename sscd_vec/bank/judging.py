@@ -2,7 +2,9 @@
 
 A score between two images outside what the normalizer knows (documents, charts, screenshots) says
 little. Their pixels are compared instead (``exact``): a resaved, resized or lightly cropped copy
-is found, everything else stays *unsure*.
+is found, everything else stays *unsure*. Geometry alone makes no copies of them either: two pages
+of one form share lines and boxes. Laid on each other by that alignment, their pixels do
+(``look_closely``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,12 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.bank.exact import SecondLook
+from sscd_vec.bank.exact import SecondLook, load_prepared
 from sscd_vec.bank.results import BankMatch
 from sscd_vec.bank.views import best_hits
-from sscd_vec.encoder.images import ImageInput
+from sscd_vec.encoder.images import ImageError, ImageInput
 from sscd_vec.normalize import Grade, Kind, Normalizer, Outside, Proof, Verdict
 from sscd_vec.normalize.verdict import ALIKE
+from sscd_vec.verify.everywhere import agree_everywhere
 
 if TYPE_CHECKING:
     from sscd_vec.adapters.matches import Match
@@ -81,7 +84,7 @@ def verified(
         judged: The verdict by descriptors, and by pixels where the pair is in doubt.
         evidence: What geometry says.
         threshold: Least verified score of a copy.
-        proof: What a close look at a pair in doubt found (``same_page``).
+        proof: What a close look at a pair in doubt found (``look_closely``).
     """
     found = replace(judged, score=evidence.score, threshold=threshold)
     if judged.basis == "pixels":
@@ -101,6 +104,29 @@ def verified(
         return replace(found, grade="unsure", reason=f"{ALIKE}, and too plain to be aligned")
     grade: Grade = "look" if judged.grade == "copy" else "no"
     return replace(found, grade=grade, reason=f"not verified: {NOT_FOUND}")
+
+
+def look_closely(
+    query: "ImageInput | None", reference: "ImageInput | None", evidence: "Evidence | None"
+) -> Proof | None:
+    """What the aligned pixels say: the same everywhere, different in many places, or neither.
+
+    Args:
+        query: The image that geometry took as the query; None if it is not at hand.
+        reference: The other one, likewise.
+        evidence: What geometry says.
+
+    Returns:
+        None if there is nothing to compare.
+    """
+    if query is None or reference is None or evidence is None or evidence.transform is None:
+        return None
+    try:
+        first, second = load_prepared(query), load_prepared(reference)
+    except ImageError as error:  # gone, or changed since it was added
+        return Proof(None, f"their pixels could not be compared: {error.reason}", "geometry")
+    found = agree_everywhere(first, second, np.array(evidence.transform))
+    return Proof(found.is_copy, found.reason, "geometry")
 
 
 def judge_pair(

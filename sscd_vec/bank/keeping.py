@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sscd_vec.bank.groups import Group
+from sscd_vec.bank.groups import Group, scores
 from sscd_vec.bank.heat_grid import IMAGE_SIDE, coarse, reduced
 from sscd_vec.bank.lineage import Choice, Rules, choose
 from sscd_vec.bank.pairs import Relate, Scored, Tools
@@ -48,8 +48,7 @@ def build_groups(
     built: list[CopyGroup] = []
     shown: list[CopyGroup] = []
     unreadable: list[Unreadable] = []
-    for number, group in enumerate([*copies, *alike]):
-        bar.advance()
+    for number, group in enumerate(bar.track([*copies, *alike], "inspecting groups")):
         is_sure = number < len(copies)
         images = [scored.images[row] for row in group.members]
         safe = {image.id for image in images if rules.protects(image.file)}
@@ -84,6 +83,17 @@ def _inspect(
     return found
 
 
+def _members(
+    rows: list[int], keep: int, inspected: dict[str, InspectedImage | None], scored: Scored
+) -> list[Copy]:
+    """The images of some rows, each with its score with the one at position ``keep``."""
+    images = [_image(scored, row) for row in rows]
+    found = scores(scored.z, scored.biases, [rows[keep]], rows)[0].tolist()
+    return [
+        Copy(image, score, inspected[image.id]) for image, score in zip(images, found, strict=True)
+    ]
+
+
 def _image(scored: Scored, row: int) -> BankImage:
     """The image of a row, with whether it lies outside what the normalizer knows."""
     image = scored.images[row]
@@ -96,11 +106,7 @@ def _build_unsure(
     rows: list[int], inspected: dict[str, InspectedImage | None], scored: Scored
 ) -> CopyGroup:
     """A group that is only shown; its first image stands for the others."""
-    images = [_image(scored, row) for row in rows]
-    scores = scored.scores(rows[:1], rows)[0].tolist()
-    first, *others = [
-        Copy(image, score, inspected[image.id]) for image, score in zip(images, scores, strict=True)
-    ]
+    first, *others = _members(rows, 0, inspected, scored)
     copies = tuple(sorted(others, key=lambda copy: -copy.score))
     return CopyGroup(replace(first, score=1.0), copies, leave_alone=ALIKE, verdict="unsure")
 
@@ -114,7 +120,7 @@ def _build(
     safe: set[str],
 ) -> CopyGroup:
     """Choose the one to keep and score the others with it."""
-    images = [_image(scored, row) for row in rows]
+    images = [scored.images[row] for row in rows]
     seen = [inspected[image.id] for image in images]
     if any(image is None for image in seen):
         at = rows.index(group.hub) if group.hub in rows else 0
@@ -122,10 +128,11 @@ def _build(
     else:
         files = [image for image in seen if image]
         choice = choose(files, [image.digest for image in images], rules)
-    scores = scored.scores([rows[choice.keep]], rows)[0].tolist()
     members = [
-        Copy(image, score, shown, reason=why, is_protected=image.id in safe)
-        for image, score, shown, why in zip(images, scores, seen, choice.reasons, strict=True)
+        replace(copy, reason=why, is_protected=copy.image.id in safe)
+        for copy, why in zip(
+            _members(rows, choice.keep, inspected, scored), choice.reasons, strict=True
+        )
     ]
     keep = replace(members.pop(choice.keep), score=1.0)
     related = {scored.images[other].id: score for _, other, score in reversed(group.related)}

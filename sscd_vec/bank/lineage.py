@@ -41,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rules:
-    """What a person wants, beside the evidence.
+    """What a person wants, besides the evidence.
 
     Attributes:
         prefer: What to keep where the evidence does not decide; None leaves it undecided.

@@ -102,6 +102,10 @@ class Location:
         """Where images without a file are kept; inside the bank even if someone made it a link."""
         return self.folder.resolve() / UPLOADS
 
+    def is_upload(self, path: Path) -> bool:
+        """Whether a file is an image that the bank itself keeps."""
+        return path.resolve().is_relative_to(self.uploads)
+
     def require_regular_files(self) -> None:
         """See that nothing of the bank is a pipe or a device, or leads elsewhere.
 

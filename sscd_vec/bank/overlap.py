@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sscd_vec.bank.parquet import open_files, split_places
+from sscd_vec.bank.parquet import open_files
 from sscd_vec.bank.quality import InspectedImage, inspect_image
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import Copies, Copy, CopyGroup
 from sscd_vec.bank.views import best_hits, image_of
 from sscd_vec.files import PathLike, Unreadable, find_images, staging
 from sscd_vec.progress import ProgressBar, progress_bar
-from sscd_vec.shards import Float32, ShardRows, arrow
+from sscd_vec.shards import Float32, ShardRows, arrow, split_places
 
 if TYPE_CHECKING:
     from sscd_vec.bank.bank import Bank

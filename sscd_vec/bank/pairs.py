@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from sscd_vec.bank.decisions import Decisions
 from sscd_vec.bank.exact import SecondLook
 from sscd_vec.bank.groups import Doubt, Judged, Pairs, connected, scores
-from sscd_vec.bank.judging import NOT_FOUND, SECOND_LOOKS, TELLING
+from sscd_vec.bank.judging import NOT_FOUND, SECOND_LOOKS, TELLING, look_closely
 from sscd_vec.bank.records import BankImage
-from sscd_vec.bank.same_page import look_closely
 from sscd_vec.normalize import Normalizer, Outside, Proof
 from sscd_vec.progress import ProgressBar
 
@@ -82,10 +81,6 @@ class Scored:
             threshold = normalizer.threshold("symmetric", len(images))
         return cls(images, z, normalizer.whitened_biases(z), normalizer.outside(z), threshold)
 
-    def scores(self, first: list[int], second: list[int]) -> Float32:
-        """Symmetric scores of the rows ``first`` with the rows ``second``."""
-        return scores(self.z, self.biases, first, second)
-
 
 @dataclass(frozen=True)
 class Settled:
@@ -117,15 +112,14 @@ def settle(
     high = (pairs.scores >= threshold).tolist()
     kept = [judged.get(pair, above) for pair, above in zip(_rows(pairs), high, strict=True)]
     pairs = pairs.where(np.array(kept, bool))
-    both = pairs.where(outside.flags[pairs.first] & outside.flags[pairs.second])
-    same, different = _look_at_pixels(scored.images, both, tools, bar)
-    doubt = Doubt(outside.flags, same)
+    both = outside.flags[pairs.first] & outside.flags[pairs.second]
+    same, different = _look_at_pixels(scored.images, pairs.where(both), tools, bar)
     accepted = np.array([judged.get(pair, False) for pair in _rows(pairs)], bool)
     refuted = np.array([pair in different for pair in _rows(pairs)], bool)
-    in_doubt = doubt.about(pairs) & ~accepted
+    in_doubt = both & (same[pairs.first] != same[pairs.second]) & ~accepted
     unsure = _alike(pairs.where(in_doubt & ~refuted), scored)
     copies = _with_accepted(pairs.where(~in_doubt), judged, scored)
-    return Settled(copies, unsure, judged, _apart(decided), doubt)
+    return Settled(copies, unsure, judged, _apart(decided), Doubt(outside.flags, same))
 
 
 def _rows(pairs: Pairs) -> Iterator[tuple[int, int]]:
@@ -144,11 +138,10 @@ def _verify(
     outside = scored.outside.flags
     is_page = outside[pairs.first] & outside[pairs.second]
     near = pairs.where((pairs.scores < scored.threshold + ABOVE) & ~is_page)
-    bar.update(0, len(near), title="verifying")
     judged: dict[tuple[int, int], bool] = {}
     doubtful: Counter[int] = Counter()
-    for (a, b), score in zip(_rows(near), near.scores.tolist(), strict=True):
-        bar.advance()
+    scores = near.scores.tolist()
+    for (a, b), score in bar.track(list(zip(_rows(near), scores, strict=True)), "verifying"):
         is_below = score < scored.threshold
         if is_below:
             doubtful[a] += 1
@@ -203,9 +196,8 @@ def _look_at_pixels(
         if images[a].digest != images[b].digest and looks[[a, b]].min() < SECOND_LOOKS:
             looks[[a, b]] += 1
             chosen.append((a, b))
-    bar.update(0, len(chosen), title="comparing pixels")
     look, last = SecondLook(None), -1
-    for a, b in sorted(chosen):
+    for a, b in bar.track(sorted(chosen), "comparing pixels"):
         if a != last:
             look, last = SecondLook(tools.file(images[a])), a
         found = look(tools.file(images[b]))
@@ -215,7 +207,6 @@ def _look_at_pixels(
             same.append((a, b))
         elif found is not None and found.is_copy is False:
             different.add((a, b))
-        bar.advance()
     return connected(len(images), same), different
 
 
@@ -243,7 +234,7 @@ def _with_accepted(pairs: Pairs, judged: Judged, scored: Scored) -> Pairs:
     more = [pair for pair, is_copy in judged.items() if is_copy and pair not in there]
     if not more:
         return pairs
-    values = [scored.scores([a], [b])[0, 0] for a, b in more]
+    values = [scores(scored.z, scored.biases, [a], [b])[0, 0] for a, b in more]
     first, second = np.array(more, np.int64).T
     return Pairs(
         np.append(pairs.first, first),

@@ -11,22 +11,13 @@ from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import Added, Answer
 from sscd_vec.files import PathLike, Unreadable
 from sscd_vec.progress import progress_bar
-from sscd_vec.shards import DescriptorFiles, Float32, ShardRows, holds_descriptors
+from sscd_vec.shards import DescriptorFiles, Float32, ShardRows
 
 if TYPE_CHECKING:
     from sscd_vec.bank.bank import Bank
     from sscd_vec.bank.setup import Setup
 
 MOST_PENDING = 131_072  # rows held before they are written: a quarter of a gigabyte
-
-
-def split_places(places: Iterable[PathLike]) -> tuple[list[PathLike], list[PathLike]]:
-    """Places of images, and those that hold descriptors already."""
-    images: list[PathLike] = []
-    described: list[PathLike] = []
-    for place in places:
-        (described if holds_descriptors(place) else images).append(place)
-    return images, described
 
 
 def open_files(made_with: "Bank | Setup", places: Iterable[PathLike]) -> DescriptorFiles:
@@ -93,7 +84,7 @@ def _take(
     vectors: list[Float32],
     done: Added,
 ) -> None:
-    """Queue the rows of a part that the bank does not have as they are."""
+    """Queue the rows of a part that are new to the bank or have changed."""
     done.unreadable += [
         Unreadable(Path(str(name)), error)
         for name, error in zip(part.ids, part.errors, strict=True)

@@ -43,7 +43,7 @@ UPRIGHT = {1: 0, 2: 1, 3: 3, 4: 2, 5: 4, 6: 5, 7: 7, 8: 6}
 
 @dataclass(frozen=True)
 class InspectedImage:
-    """A file as a person would judge it.
+    """What an image file shows.
 
     Attributes:
         file: The file.

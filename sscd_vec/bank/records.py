@@ -133,7 +133,7 @@ class Records:
         return int(total), found
 
     def digests_in_use(self, digests: Iterable[str]) -> set[str]:
-        """Those that some image has."""
+        """Those of these digests that an image still has."""
         asked = set(digests)
         found = self._rows("SELECT DISTINCT digest FROM images", ()) if asked else []
         return asked.intersection(digest for (digest,) in found)

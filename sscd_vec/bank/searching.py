@@ -12,9 +12,9 @@ from sscd_vec.bank.describe import Described, Source, describe
 from sscd_vec.bank.judging import judge_hits
 from sscd_vec.bank.parquet import search_files
 from sscd_vec.bank.results import Answer, BankMatch
+from sscd_vec.bank.views import PENALTY, SCALES, needs_larger_look
 from sscd_vec.files import ImageFile, PathLike, Unreadable, find_images
 from sscd_vec.normalize import Outside
-from sscd_vec.normalize.scales import PENALTY, SCALES, needs_larger_look
 from sscd_vec.progress import progress_bar
 from sscd_vec.shards import holds_descriptors
 
@@ -162,7 +162,7 @@ def merge_looks(first: list[BankMatch], larger: list[BankMatch], k: int) -> list
 
     Args:
         first: Found at the model's own size.
-        larger: Found at another scale, with scores that have lost ``scales.PENALTY``.
+        larger: Found at another scale, with scores that have lost ``PENALTY``.
         k: At most this many.
     """
     best = {match.id: match for match in first}

@@ -20,16 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.bank.describe import describe
-from sscd_vec.bank.judging import SECOND_LOOKS, verified
+from sscd_vec.bank.judging import SECOND_LOOKS, look_closely, verified
 from sscd_vec.bank.location import FEATURES
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import BankMatch
-from sscd_vec.bank.same_page import look_closely
 from sscd_vec.bank.settings import BankSettings
+from sscd_vec.bank.views import PENALTY, SCALES
 from sscd_vec.encoder.images import ImageError, ImageInput, Pixels, load_pixels
 from sscd_vec.files import ImageFile
 from sscd_vec.normalize import Proof
-from sscd_vec.normalize.scales import PENALTY, SCALES
 from sscd_vec.progress import progress_bar
 from sscd_vec.verify import Evidence, Features, FeatureStore, Verifier
 from sscd_vec.verify.features import load_cv2
@@ -178,7 +177,7 @@ class SecondStage:
             self._store.remove([digest for digest in digests if digest not in used])
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()
 
@@ -272,7 +271,7 @@ class _CloseLook:
         self._bank, self._query, self._left = bank, query, SECOND_LOOKS
 
     def __call__(self, match: BankMatch, evidence: Evidence) -> Proof | None:
-        """What their pixels say; None if nobody needs to ask or enough were asked."""
+        """What their pixels say; None if the pair is not in doubt or enough were compared."""
         file = None if match.image is None else match.image.file
         is_due = match.judged.in_doubt and match.judged.basis != "pixels" and evidence.located
         if not is_due or not self._left or file is None or not self._bank.may_show(file.path):

@@ -3,6 +3,7 @@
 import logging
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sscd_vec import models
@@ -44,6 +45,37 @@ class Setup:
             self._name = model
         else:
             self._given = model
+
+    @classmethod
+    def without_bank(
+        cls,
+        model: "PathLike | ImageEncoder | None" = None,
+        normalizer: PathLike | Normalizer | None = None,
+        *,
+        device: str | None = None,
+    ) -> "Setup":
+        """A model and its normalizer for images that are in no bank."""
+        setup = cls(None, model, device=device)
+        setup.make(normalizer, tiles=1)
+        return setup
+
+    def read_or_make(
+        self, normalizer: PathLike | Normalizer | None, tiles: int | None, *, create: bool
+    ) -> bool:
+        """Read the bank there is, or make one; return whether there was one.
+
+        Raises:
+            BankError: There is none and ``create`` is false, or it cannot be read.
+        """
+        where = self._location
+        if where is not None:
+            where.require_regular_files()
+            if where.exists:
+                self.read(tiles)
+                return True
+            where.require_free(create)
+        self.make(normalizer, tiles or 1)
+        return False
 
     def read(self, tiles: int | None) -> None:
         """Read the settings and the normalizer of a bank that exists.
@@ -103,6 +135,13 @@ class Setup:
             folder = None if self._location is None else self._location.folder
             self.settings = with_new.sign() if folder is None else with_new.save(folder)
 
+    def may_show(self, path: Path) -> bool:
+        """Whether a file lies in the bank or in a folder this user added images from."""
+        if self._location is not None and self._location.is_upload(path):
+            return True
+        real = path.resolve()
+        return any(real.is_relative_to(root) for root in self.settings.root_folders)
+
     @cached_property
     def encoder(self) -> "ImageEncoder":
         """The model, loaded when first needed.
@@ -121,7 +160,7 @@ class Setup:
     def _load_encoder(self) -> "ImageEncoder":
         if self._given is not None:
             return self._given
-        from sscd_vec.encoder import Encoder
+        from sscd_vec.encoder.encoder import Encoder
 
         name = self._name if self._name is not None else self._allowed_model()
         return Encoder.from_pretrained(name, device=self._device)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sscd_vec.adapters.matches import Metadata
+from sscd_vec.bank.decisions import Decisions
 from sscd_vec.bank.location import LOCK, RECORDS, BankError, Location
 from sscd_vec.bank.records import BankImage, Records
 from sscd_vec.bank.views import tile_id
@@ -54,7 +55,7 @@ class Storage:
         *,
         index: str | None = None,
         token: str | None = None,
-        read_only: bool = False,
+        read_only: bool | None = None,
         wait: bool | float = True,
     ) -> None:
         """Open or create both, and heal what a crash left.
@@ -64,12 +65,14 @@ class Storage:
             normalizer: What the vectors are made with.
             index: A FAISS factory string or a Milvus index type, for a new bank.
             token: Of a Milvus server.
-            read_only: Write nothing.
+            read_only: Write nothing; the default where the storage cannot be written to.
             wait: For another writer: True, False, or seconds.
 
         Raises:
             LockHeldError: Another process has a Lite folder open, and the wait is over.
         """
+        if read_only is None:
+            read_only = location is not None and not is_writable(location)
         self.location, self.read_only, self._wait = location, read_only, wait
         self._type, self._token = index, token
         self._changing = threading.RLock()
@@ -149,6 +152,11 @@ class Storage:
             self.records.remove(known, self._generation)
             return len(known) + len(unknown)
 
+    def decide(self, decisions: Decisions) -> None:
+        """Remember what people decided about pairs of images."""
+        self._require_writable()
+        self.records.decide(decisions, time.time())
+
     def refresh(self) -> None:
         """See what other processes wrote since."""
         if self.location is None:
@@ -173,7 +181,7 @@ class Storage:
             )
 
     def close(self) -> None:
-        """Let go of files, connections and locks."""
+        """Release files, connections and locks."""
         try:
             self.index.close()
         finally:
@@ -183,13 +191,17 @@ class Storage:
 
     @contextlib.contextmanager
     def _writing(self, purpose: str) -> Iterator[None]:
-        if self.read_only:
-            raise BankError(f"{self.location} is opened read-only; open it without read_only")
+        self._require_writable()
         lite = self.location is not None and self.location.is_lite
         with self._changing, contextlib.nullcontext() if lite else self._process_lock(purpose):
             self.refresh()
             self._heal()
             yield
+
+    def _require_writable(self) -> None:
+        if self.read_only:
+            place = "a bank in memory" if self.location is None else self.location
+            raise BankError(f"{place} is opened read-only; open it without read_only")
 
     def _confirm(self) -> None:
         try:

@@ -34,7 +34,7 @@ class Tidied:
 
 
 def move_copies(groups: Sequence[CopyGroup], folder: Path, *, apply: bool) -> Tidied:
-    """Move all but the one to keep of each group into a folder; groups to leave alone stay.
+    """Move all but the one to keep of each group into a folder; skip groups to leave alone.
 
     Args:
         groups: What ``Bank.duplicates`` found.
@@ -73,7 +73,7 @@ def link_copies(groups: Sequence[CopyGroup], *, apply: bool) -> Tidied:
 
 
 def _copies(groups: Sequence[CopyGroup]) -> list[tuple[Path, Path]]:
-    """Copies that are files of their own and may be touched, each with the file to keep."""
+    """Copies that are separate files and may be moved, each with the file to keep."""
     return [
         (copy.image.file.path, group.keep.image.file.path)
         for group in groups

@@ -62,8 +62,7 @@ def compare(
         sscd-vec compare a.jpg b.jpg --heatmap matched.png
         sscd-vec compare a.jpg b.jpg --verify --outlines copied.png
     """
-    from sscd_vec.bank.judging import judge_pair, verified
-    from sscd_vec.bank.same_page import look_closely
+    from sscd_vec.bank.judging import judge_pair, look_closely, verified
     from sscd_vec.bank.setup import Setup
 
     if outlines is not None and not verify:
@@ -72,8 +71,7 @@ def compare(
     for path in (first, second):
         if not path.is_file():
             raise Failure(f"{path}: no such file")
-    setup = Setup(None, model, device=device)
-    setup.make(normalizer, tiles=1)
+    setup = Setup.without_bank(model, normalizer, device=device)
     encoder, fitted = setup.encoder, setup.normalizer
     rows = encoder.encode([first, second], show_progress=False)
     verdict = judge_pair(fitted, rows, (first, second), None if verify else threshold)

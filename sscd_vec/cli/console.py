@@ -88,27 +88,24 @@ TrustOption = Annotated[
 ]
 
 
-class Command(TyperCommand):
-    """A command whose help shows no type for flags: typer 0.29 writes ``<bool>``."""
+class _PlainFlags:
+    """Help that shows no type for flags: typer 0.29 writes ``<bool>``."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, or typer's own
         """The parameters, as the help shows them."""
-        return _without_flag_types(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.display_type_rich = lambda ctx: None
+        return parameters
 
 
-class Group(TyperGroup):
-    """The same for the program itself."""
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, or typer's own
-        """The parameters, as the help shows them."""
-        return _without_flag_types(super().get_params(ctx))
+class Command(_PlainFlags, TyperCommand):
+    """A command."""
 
 
-def _without_flag_types(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.display_type_rich = lambda ctx: None
-    return parameters
+class Group(_PlainFlags, TyperGroup):
+    """The program itself, or a group of its commands."""
 
 
 class Failure(Exception):

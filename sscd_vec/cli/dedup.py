@@ -120,8 +120,7 @@ def dedup(
     for target in (report, table):
         _check_writable(target)
     known = None if decisions is None else Decisions.load(decisions)
-    setup = Setup(None, model, device=device)
-    setup.make(normalizer, tiles=1)
+    setup = Setup.without_bank(model, normalizer, device=device)
     found = find_copies_in(
         [*images, *(against or [])],
         setup,

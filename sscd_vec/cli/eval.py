@@ -157,8 +157,7 @@ def _search(
     from sscd_vec.bank.setup import Setup
     from sscd_vec.predictions import Predictions
 
-    setup = Setup(None, model, device=device)
-    setup.make(normalizer, tiles=1)
+    setup = Setup.without_bank(model, normalizer, device=device)
     index = FaissIndex(setup.normalizer)
     index.add(*_describe(setup.encoder, references, cache))
     asked, rows = _describe(setup.encoder, queries, cache)

@@ -108,7 +108,7 @@ def _follow(
 
 
 def _taken(opcode: pickletools.OpcodeInfo, stack: list[_Value | None]) -> list[_Value]:
-    """Pop what an opcode takes: so many values, and all above the last mark if it takes those."""
+    """Pop what an opcode takes: a number of values, or all above the last mark."""
     before = opcode.stack_before
     marked: list[_Value] = []
     count = len(before)
@@ -127,7 +127,7 @@ def _value(top: _Value | None) -> _Value:
 
 
 def _total(value: _Value) -> int:
-    """Size of a value written out in full, what it holds more than once counted as often."""
+    """Size of a value written out in full; what it holds twice counts twice."""
     waiting = [value]
     while waiting:
         top = waiting[-1]

@@ -46,7 +46,7 @@ class EncoderConfig:
     std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built, naming the field."""
+        """Refuse fields that no model can have, by name."""
         if not isinstance(self.trunk, str) or not self.trunk:
             raise ValueError(f"trunk must be the name of an architecture, got {self.trunk!r}")
         for name, most in (("dim", MOST_DIM), ("size", MOST_SIZE)):

@@ -74,7 +74,7 @@ class Encoder:
         self._decoders: Decoders | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, also in another process, makes the network ready for itself."""
+        """Leave the opened network out: each copy opens its own, also in another process."""
         return {**self.__dict__, "_opened": {}, "_decoders": None}
 
     @classmethod
@@ -210,7 +210,7 @@ class Encoder:
             isolate: Decode files in child processes that are killed after 30 seconds or beyond 1
                 GiB, for images that strangers send; see ``sscd_vec.encoder.isolation``.
             scale: Resize to this many times the model's own size. A query at 2 finds copies that
-                fill only a part of it, at four times the cost; see ``sscd_vec.normalize.scales``.
+                fill only a part of it, at four times the cost; see ``sscd_vec.bank.views``.
             device: Where to run, this time.
 
         Returns:

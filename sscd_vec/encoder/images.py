@@ -272,7 +272,7 @@ def _from_pil(image: Image.Image, most_pixels: int | None = None) -> Pixels:
 
 
 def _reduction(height: int, width: int, most_pixels: int | None) -> int:
-    """By which whole factor to average an image down."""
+    """The whole factor by which to average an image down."""
     factor = 1
     while most_pixels is not None and -(-height // factor) * -(-width // factor) > most_pixels:
         factor += 1
@@ -280,7 +280,7 @@ def _reduction(height: int, width: int, most_pixels: int | None) -> int:
 
 
 def _white(image: Image.Image) -> float:
-    """What white is in an image of floats: 1, or 255 if anything is above 1."""
+    """The value of white in a float image: 1, or 255 if anything is above 1."""
     if image.mode != "F":
         return 255.0
     highest = image.getextrema()[1]

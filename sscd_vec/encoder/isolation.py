@@ -127,7 +127,7 @@ class Decoders:
         reduce_to: TargetSize | None = None,
         most_pixels: int | None = None,
     ) -> Pixels:
-        """Do what ``sscd_vec.encoder.images.load_pixels`` does, an encoded image elsewhere.
+        """Like ``sscd_vec.encoder.images.load_pixels``, but decode in a child process.
 
         Raises:
             ImageError: Also if it took too long or too much memory, or its decoder died.
@@ -148,7 +148,7 @@ class Decoders:
         reduce_to: TargetSize | None = None,
         most_pixels: int | None = None,
     ) -> Measured:
-        """Read an encoded image's header, elsewhere too; the arguments are ``load_pixels``'s.
+        """Read an encoded image's header in a child process; takes what ``load_pixels`` takes.
 
         Raises:
             ImageError: The header cannot be read, or the image may not be decoded.
@@ -172,7 +172,7 @@ class Decoders:
         self._end = weakref.finalize(self, _kill_all, self._running, self._process)
 
     def _use(self, work: "Callable[[_Decoder], T]") -> T:
-        """Do something with a process that is free, or the next one to be."""
+        """Do something with the first process that is free."""
         if self._process != os.getpid():  # after a fork: the decoders are the parent's
             self._running = set()
             self._begin()
@@ -242,7 +242,7 @@ class _Decoder:
                 pipe.close()
 
     def _within(self, seconds: float, work: Callable[[], T]) -> T:
-        """Do ``work``; the process is killed if that takes longer, or fails half-way."""
+        """Do ``work``; kill the process if that takes too long or fails half-way."""
         timer = threading.Timer(seconds, self._out_of_time)
         timer.daemon = True
         timer.start()
@@ -373,7 +373,7 @@ def _memory_of(content: bytes, reduce_to: TargetSize, most_pixels: int) -> int:
 
 
 def _limit_resources(memory: int) -> None:
-    """Have the system refuse memory beyond ``memory``, and all writing to files."""
+    """Have the system refuse more than ``memory`` bytes, and any write to a file."""
     if sys.platform == "win32":
         return
     import resource
@@ -388,7 +388,7 @@ def _limit_resources(memory: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Have the system end this process should the parent be gone and not do it."""
+    """Have the system end this process if the parent is gone and cannot."""
     if sys.platform == "win32":
         return
     import resource

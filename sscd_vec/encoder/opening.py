@@ -59,7 +59,7 @@ _BESIDE = {"WEBP": 12, "AVIF": 12, "HEIF": 12, "JPEG2000": 20, "BMP": 3, "DIB": 
 
 
 class Refused(ValueError):
-    """Why an image is not used, before it is known what to call it."""
+    """Why an image is refused, before its name is known."""
 
 
 def open_checked(
@@ -67,7 +67,7 @@ def open_checked(
     reduce_to: TargetSize | None = None,
     most_pixels: int | None = None,
 ) -> tuple[Image.Image, int]:
-    """Open an encoded image that may be decoded, and tell the most bytes that takes.
+    """Open an encoded image that is safe to decode; return how many bytes that takes at most.
 
     Args:
         source: A path, an ``ImageFile``, encoded bytes or an open binary file; anything else is
@@ -124,7 +124,7 @@ def read_encoded(source: Any) -> bytes:  # noqa: ANN401 - refused below
 
 
 def check_size(height: int, width: int) -> None:
-    """Refuse an image of less than two pixels on a side, or of the shape of a ribbon."""
+    """Refuse an image less than two pixels wide or high, or as long and thin as a ribbon."""
     if min(height, width) < MIN_SIDE:
         raise Refused(f"{width}×{height} pixels; at least {MIN_SIDE} on each side are needed")
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
@@ -212,7 +212,7 @@ def _read_regular(path: str | os.PathLike[str], offset: int, size: int | None) -
 
 
 def _check_content(content: bytes) -> int:
-    """Refuse a file whose header alone would take long; return the scans of a JPEG, or 1."""
+    """Refuse a file whose header alone is slow to read; return a JPEG's scans, or 1."""
     if content[:3] == b"\xff\xd8\xff":
         return _count_scans(content)
     if content[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
@@ -321,7 +321,7 @@ def _check_bytes(needed: int, what: str) -> None:
 
 
 def _check_slow(image: Image.Image) -> None:
-    """Refuse what Pillow decodes pixel by pixel in Python, where that takes long."""
+    """Refuse images that Pillow would decode pixel by pixel in Python, if that is slow."""
     names = {tile[0] for tile in getattr(image, "tile", ())}
     values = image.width * image.height * len(image.getbands())
     if names & {"ppm", "ppm_plain"} and values > MOST_SLOW_VALUES:

@@ -43,7 +43,7 @@ _Result: TypeAlias = tuple[T] | BaseException
 
 @dataclass(frozen=True)
 class Options:
-    """How images are taken through; see ``Encoder.encode`` and ``encode_stream``."""
+    """How images are encoded; see ``Encoder.encode`` and ``encode_stream``."""
 
     batch_size: int
     num_workers: int | None
@@ -54,7 +54,7 @@ class Options:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, naming it."""
+        """Refuse impossible settings by name."""
         for name in ("batch_size", "chunk_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -206,13 +206,13 @@ class Workers:
         return len(self._threads)
 
     def submit(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Have ``work`` done by a thread; what is returned waits for its result, once."""
+        """Hand ``work`` to a thread; return a function that waits for its result, once."""
         answer: SimpleQueue[_Result[T]] = SimpleQueue()
         self._work.put(lambda: answer.put(_attempt(work)))
         return lambda: _value(answer.get())
 
     def stop(self) -> None:
-        """Let the threads end when all they were given is done, without waiting for them."""
+        """Tell the threads to end once their work is done; do not wait for them."""
         for _ in self._threads:
             self._work.put(None)
 
@@ -222,7 +222,7 @@ class Workers:
             thread.join()
 
     def close(self) -> None:
-        """Drop what has not begun, which nobody may wait for any more; wait for what has."""
+        """Drop work that has not begun, and wait for work that has."""
         self._dropping = True
         self.stop()
         self.join()

@@ -14,8 +14,8 @@ from sscd_vec.normalize.calibration import (
 from sscd_vec.normalize.descriptors import OverlapError
 from sscd_vec.normalize.domain import Domain, Outside
 from sscd_vec.normalize.lift import Lift, Metric
-from sscd_vec.normalize.normalizer import FingerprintMismatch, Normalizer
-from sscd_vec.normalize.persistence import NormalizerFileError
+from sscd_vec.normalize.normalizer import Normalizer
+from sscd_vec.normalize.persistence import FingerprintMismatch, NormalizerFileError
 from sscd_vec.normalize.score_norm import ScoreNorm, nearest_neighbours, nearest_similarities
 from sscd_vec.normalize.verdict import (
     COPY_RATE,

@@ -90,6 +90,18 @@ class Domain:
         for array in (self.direction, self.background):
             array.setflags(write=False)
 
+    def require_dim(self, dim: int) -> None:
+        """Refuse to judge whitened descriptors of another size.
+
+        Raises:
+            ValueError: Naming both sizes.
+        """
+        if len(self.direction) != dim:
+            raise ValueError(
+                f"domain: expected {dim} dimensions, got {len(self.direction)}; fit it on "
+                "descriptors that this normalizer whitened"
+            )
+
     @classmethod
     def fit(
         cls,
@@ -157,9 +169,7 @@ class Domain:
 
     def margins(self, whitened: ArrayLike) -> Float32:
         """``margin(z)`` of descriptors ``(n, dim)``: 0 or more lies outside."""
-        rows = as_descriptors(whitened, len(self.direction))
-        margins: Float32 = rows @ self.direction - np.float32(self.threshold)
-        return margins
+        return self._margins(as_descriptors(whitened, len(self.direction)))
 
     def outside(self, whitened: ArrayLike) -> NDArray[np.bool_]:
         """Which descriptors lie outside: ``(n,)``."""
@@ -179,10 +189,10 @@ class Domain:
             biases: Gives the biases of rows against the normalizer's own background.
             score_norm: Settings of the bias; without one nothing is shifted.
         """
-        flags, shifts = self.outside(whitened), np.zeros(len(whitened), dtype=np.float32)
+        flags, shifts = self._margins(whitened) >= 0, np.zeros(len(whitened), dtype=np.float32)
         if score_norm is not None and flags.any():
             rows = whitened[flags]
-            shifts[flags] = self.shifts(rows, biases(rows), score_norm)
+            shifts[flags] = self._shifts(rows, biases(rows), score_norm)
         return Outside(flags, shifts)
 
     def shifts(
@@ -201,10 +211,19 @@ class Domain:
             memory: Bytes the search may use.
         """
         rows = as_descriptors(whitened, len(self.direction))
+        return self._shifts(rows, np.asarray(biases, dtype=np.float32), score_norm, memory)
+
+    def _margins(self, rows: Float32) -> Float32:
+        margins: Float32 = rows @ self.direction - np.float32(self.threshold)
+        return margins
+
+    def _shifts(
+        self, rows: Float32, biases: Float32, score_norm: ScoreNorm, memory: int = MEMORY
+    ) -> Float32:
         if len(self.background) < score_norm.n_end:
             return np.zeros(len(rows), dtype=np.float32)
         own = score_norm.bias(rows, self.background, None, memory)
-        shifts: Float32 = np.maximum(own - np.asarray(biases, dtype=np.float32), 0)
+        shifts: Float32 = np.maximum(own - biases, 0)
         return shifts
 
 

@@ -24,17 +24,18 @@ from sscd_vec.normalize.descriptors import MEMORY, Descriptors, Float32, Float64
 from sscd_vec.normalize.domain import Domain, Outside
 from sscd_vec.normalize.fitting import Precision, fit_normalizer, whitened_background
 from sscd_vec.normalize.lift import Lift, Metric, Numbers
-from sscd_vec.normalize.persistence import HasFingerprint, NormalizerFileError, fingerprint_of
+from sscd_vec.normalize.persistence import (
+    HasFingerprint,
+    NormalizerFileError,
+    fingerprint_of,
+    require_encoder,
+)
 from sscd_vec.normalize.score_norm import ScoreNorm, Search
-from sscd_vec.normalize.verdict import Proof, Verdict, Verdicts
+from sscd_vec.normalize.verdict import Facts, Verdict, Verdicts
 from sscd_vec.normalize.whitening import Matmul, Mode, Whitening
 
 PAPER = ScoreNorm()
 _PRODUCTS = ("matmul", "search")  # how, not what: neither saved nor pickled
-
-
-class FingerprintMismatch(ValueError):
-    """Two things that must come from the same encoder or normalizer do not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,7 @@ class Normalizer:
     # ------------------------------------------------------------------ made
 
     def __reduce__(self) -> tuple[Callable[..., "Normalizer"], tuple[()]]:
-        """Another process makes its products its own way."""
+        """Pickle without the product functions: another process chooses its own."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         kept: dict[str, Any] = {
             name: dict(value) if isinstance(value, Mapping) else value
@@ -136,21 +137,11 @@ class Normalizer:
             seed: Of the sample.
         """
         return fit_normalizer(
-            cls,
-            background,
-            whitening=whitening,
-            dim=dim,
-            eps=eps,
-            l2_before=l2_before,
-            score_norm=score_norm,
-            encoder=fingerprint_of(encoder),
-            keep_background=keep_background,
-            background_size=background_size,
-            unit=unit,
-            max_length=max_length,
-            references=references,
-            seed=seed,
-        )
+            cls, background, whitening=whitening, dim=dim, eps=eps, l2_before=l2_before,
+            score_norm=score_norm, encoder=fingerprint_of(encoder),
+            keep_background=keep_background, background_size=background_size, unit=unit,
+            max_length=max_length, references=references, seed=seed,
+        )  # fmt: skip
 
     @classmethod
     def from_pretrained(cls, name_or_path: str | Path | None = None) -> "Normalizer":
@@ -303,7 +294,7 @@ class Normalizer:
 
     @cached_property
     def verdicts(self) -> Verdicts:
-        """Thresholds and curves at work: what the next methods ask."""
+        """What thresholds and curves say about scores; the methods below ask it."""
         return Verdicts(self.thresholds, self.curves)
 
     def false_match_rate(
@@ -332,24 +323,10 @@ class Normalizer:
         score: float,
         bank_size: int | None = None,
         kind: Kind = "search",
-        *,
-        views: int | None = None,
-        threshold: float | None = None,
-        in_doubt: bool = False,
-        shift: float = 0.0,
-        proof: Proof | None = None,
+        **facts: Unpack[Facts],
     ) -> Verdict:
         """The verdict on a pair of images; see ``Verdicts.judge``."""
-        return self.verdicts.judge(
-            score,
-            bank_size,
-            kind,
-            views=views,
-            threshold=threshold,
-            in_doubt=in_doubt,
-            shift=shift,
-            proof=proof,
-        )
+        return self.verdicts.judge(score, bank_size, kind, **facts)
 
     def outside(self, whitened: Float32) -> Outside:
         """Which vectors that ``whiten`` returned lie outside what is known; none without a domain.
@@ -404,20 +381,14 @@ class Normalizer:
             if self.background is None or score_norm not in (None, self.score_norm):
                 raise ValueError("extend: expected a background to add to, and the same score_norm")
             return replace(self, background=np.concatenate([self.background, rows]), search=None)
-        norm = score_norm or self.score_norm or ScoreNorm()
+        norm = score_norm or self.score_norm or PAPER
         changed = replace(self, background=rows, background_precision=keep, search=None)
         return changed.with_score_norm(norm)
 
     def with_score_norm(self, score_norm: ScoreNorm | None) -> "Normalizer":
         """The same with other score normalization settings. Thresholds and curves are dropped."""
         if score_norm is not None:
-            if self.background is None:
-                raise ValueError("this normalizer has no background; use with_background")
-            if score_norm.n_end > len(self.background):
-                raise ValueError(
-                    f"background: expected at least n_end = {score_norm.n_end} rows, "
-                    f"got {len(self.background)}"
-                )
+            score_norm.require_rows(self.background)
         return replace(self, score_norm=score_norm, thresholds={}, curves={})
 
     def with_threshold(self, threshold: float | Threshold, kind: Kind = "search") -> "Normalizer":
@@ -442,12 +413,9 @@ class Normalizer:
         return made if curve is None else replace(made, curves={**made.curves, curve.kind: curve})
 
     def with_domain(self, domain: Domain | None) -> "Normalizer":
-        """The same with another notion of which images it knows; fits the same indexes."""
-        if domain is not None and len(domain.direction) != self.dim:
-            raise ValueError(
-                f"domain: expected {self.dim} dimensions, got {len(domain.direction)}; fit it on "
-                "descriptors that this normalizer whitened"
-            )
+        """The same with another domain of known images; fits the same indexes."""
+        if domain is not None:
+            domain.require_dim(self.dim)
         return replace(self, domain=domain)
 
     def with_products(
@@ -487,12 +455,7 @@ class Normalizer:
         Raises:
             FingerprintMismatch: Naming both.
         """
-        given = fingerprint_of(encoder)
-        if self.encoder is not None and given != self.encoder:
-            raise FingerprintMismatch(
-                f"this normalizer was fitted on descriptors of encoder {self.encoder}, got encoder "
-                f"{given}; use that encoder, or fit a normalizer on this one's descriptors"
-            )
+        require_encoder(self.encoder, encoder)
 
     def check_overlap(self, references: ArrayLike) -> None:
         """Refuse references that are also in the background: their copies would score too low.

@@ -36,6 +36,10 @@ class NormalizerFileError(ValueError):
     """A file is not a normalizer this version can read: truncated, foreign, altered or newer."""
 
 
+class FingerprintMismatch(ValueError):
+    """Two things that must come from the same encoder or normalizer do not."""
+
+
 class HasFingerprint(Protocol):
     """An encoder, as far as a normalizer is concerned."""
 
@@ -48,6 +52,20 @@ class HasFingerprint(Protocol):
 def fingerprint_of(encoder: str | HasFingerprint | None) -> str | None:
     """The fingerprint of an encoder, given as itself or as that fingerprint."""
     return encoder if encoder is None or isinstance(encoder, str) else encoder.fingerprint
+
+
+def require_encoder(fitted_with: str | None, encoder: str | HasFingerprint) -> None:
+    """Refuse another encoder than the one a normalizer was fitted with, if that one is known.
+
+    Raises:
+        FingerprintMismatch: Naming both.
+    """
+    given = fingerprint_of(encoder)
+    if fitted_with is not None and given != fitted_with:
+        raise FingerprintMismatch(
+            f"this normalizer was fitted on descriptors of encoder {fitted_with}, got encoder "
+            f"{given}; use that encoder, or fit a normalizer on this one's descriptors"
+        )
 
 
 def shipped_whitening(encoder: str | None) -> tuple[Whitening | None, domains.Domain | None]:

@@ -64,6 +64,19 @@ class ScoreNorm:
         object.__setattr__(self, "n", int(self.n))
         object.__setattr__(self, "n_end", int(self.n_end))
 
+    def require_rows(self, background: Float32 | None) -> None:
+        """Refuse a background that has fewer rows than neighbours are counted.
+
+        Raises:
+            ValueError: If it is missing or too small.
+        """
+        if background is None:
+            raise ValueError("this normalizer has no background; use with_background")
+        if self.n_end > len(background):
+            raise ValueError(
+                f"background: expected at least n_end = {self.n_end} rows, got {len(background)}"
+            )
+
     @classmethod
     def parse(cls, text: str) -> "ScoreNorm":
         """Read the authors' notation, which counts from 0: ``"1.0[0,2]"`` is n=1, n_end=3.

@@ -13,12 +13,17 @@ Proof outweighs scores: what a comparison of pixels, or a person, found (``Proof
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 
-from sscd_vec.normalize.calibration.curve import FalseMatchCurve
-from sscd_vec.normalize.calibration.threshold import KINDS, Kind, Threshold, UncalibratedError
+from sscd_vec.normalize.calibration.thresholds import (
+    KINDS,
+    FalseMatchCurve,
+    Kind,
+    Threshold,
+    UncalibratedError,
+)
 
 Grade = Literal["copy", "look", "unsure", "no"]
 Basis = Literal["score", "pixels", "geometry", "person"]
@@ -32,7 +37,7 @@ ALIKE = "both are documents, screens or graphics, which look alike to the model"
 
 
 class Proof(NamedTuple):
-    """What is known about two images beside their score.
+    """What is known about two images besides their score.
 
     Attributes:
         is_copy: Whether they are copies; None if this cannot say.
@@ -92,9 +97,19 @@ class Verdict:
         return f"{self.score:.2f}: {self.reason}"
 
 
+class Facts(TypedDict, total=False):
+    """What ``Verdicts.judge`` may be told about a pair besides its score."""
+
+    views: int | None
+    threshold: float | None
+    in_doubt: bool
+    shift: float
+    proof: Proof | None
+
+
 @dataclass(frozen=True, eq=False)
 class Verdicts:
-    """Thresholds and curves of a normalizer, at work.
+    """What a normalizer's thresholds and curves say about scores.
 
     Attributes:
         thresholds: What counts as a copy, by kind of score.

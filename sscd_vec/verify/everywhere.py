@@ -176,7 +176,7 @@ class _Laid:
 
 
 def _in_the_light(x: Float32, y: Float32, seen: Mask) -> Float32 | None:
-    """``y`` with the gain and offset of ``x``, that vary slowly; None if no light does that."""
+    """``y`` with the slowly varying gain and offset of ``x``; None if no light explains them."""
     height, width = x.shape
     v, u = np.mgrid[0:height, 0:width].astype(np.float32)
     u, v = u / width - 0.5, v / height - 0.5

@@ -93,7 +93,7 @@ class Features:
 
     @cached_property
     def mirrored(self) -> "Features":
-        """Features of the image flipped left to right, without looking at it again."""
+        """Features of the image flipped left to right, computed from these."""
         flipped = self.keypoints.copy()
         right = (self.size[0] - 1) * SUBPIXEL  # the last pixel's centre
         flipped["x"] = right - np.minimum(self.keypoints["x"], right)
@@ -103,7 +103,7 @@ class Features:
 
     @cached_property
     def with_negatives(self) -> "Features":
-        """The same, and behind them the best keypoints as a negative of the image has them."""
+        """The same, followed by the best keypoints as they look in a negative of the image."""
         turned = self.keypoints[:NEGATIVES].copy()
         turned["angle"] += TURN // 2
         turned["descriptor"] = turned["descriptor"][:, NEGATIVE]

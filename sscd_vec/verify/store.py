@@ -90,7 +90,7 @@ class FeatureStore:
             self._db.executemany("DELETE FROM places WHERE id=?", [(name,) for name in ids])
 
     def compact(self) -> None:
-        """Give back the room of removed and replaced images."""
+        """Free the space of removed and replaced images."""
         with self._writing():
             old, _ = self._current()
             self._db.execute("UPDATE state SET generation = generation + 1")
@@ -151,7 +151,7 @@ class FeatureStore:
         return int(self._db.execute("SELECT COUNT(*) FROM places").fetchone()[0])
 
     def close(self) -> None:
-        """Let go of the files; views of the mapped file stay valid."""
+        """Close the files; views of the mapped file stay valid."""
         self._map = None
         self._db.close()
 
@@ -196,7 +196,7 @@ class FeatureStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction of one process; nothing of it counts if it does not reach its end."""
+        """One transaction of one process; if it does not end, none of it counts."""
         with locked(self.path.with_name(self.path.name + ".lock"), purpose="keep local features"):
             self._db.execute("BEGIN IMMEDIATE")
             try:

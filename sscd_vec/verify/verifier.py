@@ -72,7 +72,7 @@ class Evidence:
 
     @property
     def is_copy(self) -> bool:
-        """Whether ``score`` reaches the threshold, and nothing puts the alignment in doubt."""
+        """Whether ``score`` reaches the threshold and the alignment is not in doubt."""
         return self.score >= self.threshold and not self.doubt
 
     @property

@@ -12,10 +12,10 @@ from PIL import Image
 
 from sscd_vec.bank import Bank, BankError, BankMatch
 from sscd_vec.bank.searching import merge_looks
+from sscd_vec.bank.views import PENALTY
 from sscd_vec.encoder.images import ImageError
 from sscd_vec.files import find_images
 from sscd_vec.normalize import Normalizer
-from sscd_vec.normalize.scales import PENALTY
 from tests.bank.conftest import COUNT, OpenBank
 from tests.tiny_encoder import TinyEncoder
 

@@ -19,9 +19,7 @@ from tests.tiny_encoder import TinyEncoder
 
 @pytest.fixture
 def setup(encoder: TinyEncoder, normalizer: Normalizer) -> Setup:
-    made = Setup(None, encoder)
-    made.make(normalizer, tiles=1)
-    return made
+    return Setup.without_bank(encoder, normalizer)
 
 
 @pytest.fixture

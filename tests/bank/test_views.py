@@ -1,11 +1,19 @@
-"""Crops and how their hits are merged."""
+"""Crops and larger looks, and how their hits are merged."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sscd_vec.bank.views import best_hits, crop_count, crops, image_of, tile_id
+from sscd_vec.bank.views import (
+    best_hits,
+    best_over_scales,
+    crop_count,
+    crops,
+    image_of,
+    needs_larger_look,
+    tile_id,
+)
 
 
 def test_crops_of_half_the_side() -> None:
@@ -45,3 +53,21 @@ def test_best_hit_of_each_image_and_the_view_that_found_it() -> None:
     whole = [("a#tile=3", 0.4), ("b", 0.5), ("a", 0.1)]
     crop = [("a#tile=1", 0.6), ("b", 0.5), ("c#tile=x", 0.2)]
     assert best_hits([whole, crop]) == [("a", 0.6, 1), ("b", 0.5, 0), ("c#tile=x", 0.2, 1)]
+
+
+def test_the_best_scale_wins_after_its_penalty() -> None:
+    own = np.array([[0.1, 0.5, -0.2]], np.float32)
+    larger = np.array([[0.3, 0.52, -0.1]], np.float32)
+    best = best_over_scales([own, larger], penalty=0.05)
+    np.testing.assert_allclose(best, [[0.25, 0.5, -0.15]], atol=1e-6)
+    assert own[0, 0] == np.float32(0.1), "the scores given are left alone"
+    np.testing.assert_array_equal(best_over_scales([own]), own)
+
+
+def test_no_scale_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one scale"):
+        best_over_scales([])
+
+
+def test_a_decided_copy_needs_no_second_look() -> None:
+    assert needs_larger_look(0.05, 0.07) and not needs_larger_look(0.07, 0.07)

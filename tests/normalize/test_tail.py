@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sscd_vec.normalize.calibration.curve import RATES, FalseMatchCurve
 from sscd_vec.normalize.calibration.nonmatches import NonMatches
 from sscd_vec.normalize.calibration.tail import Tail, fit_curve, tail_size, unexplained_pairs
+from sscd_vec.normalize.calibration.thresholds import RATES, FalseMatchCurve
 from sscd_vec.normalize.descriptors import Float64
 
 

@@ -19,7 +19,7 @@ from sscd_vec.normalize import (
     Threshold,
     UncalibratedError,
 )
-from sscd_vec.normalize.calibration.curve import RATES
+from sscd_vec.normalize.calibration.thresholds import RATES
 from tests.normalize.made import descriptors
 
 

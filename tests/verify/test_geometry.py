@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sscd_vec.verify import matching
+from sscd_vec.verify import evidence
+from sscd_vec.verify.evidence import match, match_again
 from sscd_vec.verify.features import KEYPOINT, OCTAVE, SUBPIXEL, TURN, Features
 from sscd_vec.verify.geometry import (
     align,
@@ -16,7 +17,6 @@ from sscd_vec.verify.geometry import (
     to_frame,
     transform,
 )
-from sscd_vec.verify.matching import match, match_again
 
 SIZE = (400, 300)
 Points = NDArray[np.float64]
@@ -184,7 +184,7 @@ def test_a_crowd_of_alike_keypoints_gives_the_same_pairs(
     query, reference = moved(SIMILARITY, spread(300))
     similarity = np.random.default_rng(0).uniform(0.7, 1, (300, 300)).astype(np.float32)
     crowd = match_again(query, reference, SIMILARITY, similarity)
-    assert np.count_nonzero(similarity > matching.ALIKE) > matching.CROWD
-    monkeypatch.setattr(matching, "CROWD", similarity.size)
+    assert np.count_nonzero(similarity > evidence.ALIKE) > evidence.CROWD
+    monkeypatch.setattr(evidence, "CROWD", similarity.size)
     assert np.array_equal(crowd, match_again(query, reference, SIMILARITY, similarity))
     assert len(crowd) > 10

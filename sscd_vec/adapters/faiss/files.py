@@ -60,7 +60,7 @@ class IndexFile:
     def __init__(
         self, path: Path, *, mmap: bool = False, trusted: bool = False, overwrite: bool = False
     ) -> None:
-        """Look at nothing yet.
+        """Remember the place; nothing is read yet.
 
         Args:
             path: The index file.

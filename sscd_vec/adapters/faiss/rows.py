@@ -167,7 +167,7 @@ class RowTable:
     def append(
         self, ids: list[Any], metadata: list[str] | None, id_type: IdType, new: bool = False
     ) -> None:
-        """Append rows, letting older rows of the same ids die.
+        """Append rows; older rows with the same ids become dead.
 
         The ids must not repeat among themselves. If the caller knows that they are ``new`` to the
         table, ``row_of`` is not needed.
@@ -193,7 +193,7 @@ class RowTable:
             row_of.update(zip(ids, range(begin, begin + len(ids)), strict=True))
 
     def remove(self, ids: list[Any]) -> int:
-        """Let the rows of these ids die; ids that are not there are not counted."""
+        """Mark the rows of these ids as dead and count them; unknown ids are ignored."""
         rows = [row for row in (self.row_of.pop(i, None) for i in ids) if row is not None]
         self.dead.update(rows)
         self._alive = None

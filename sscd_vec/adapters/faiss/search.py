@@ -247,7 +247,7 @@ def has_range_search(index: faiss.Index) -> bool:
 
 
 def living_only(index: faiss.Index, alive: NDArray[np.bool_]) -> faiss.SearchParameters | None:
-    """Search parameters that leave dead rows out, or None if the type does not know such.
+    """Search parameters that leave dead rows out; None if the type has none.
 
     Graphs do, but stop at efSearch nodes, dead ones included: better to search them widely.
     """

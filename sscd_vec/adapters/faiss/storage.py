@@ -220,7 +220,7 @@ class Storage:
         id_type: IdType,
         new: bool,
     ) -> None:
-        """Append rows; older rows of the same ids die. There are none if all are ``new``.
+        """Append rows; older rows with the same ids become dead (none, if all are ``new``).
 
         Raises:
             RuntimeError: If FAISS refuses them; the rows before stay as they are.
@@ -242,7 +242,7 @@ class Storage:
             self.table.append(ids, metadata, id_type, new)
 
     def remove(self, ids: list[Any]) -> int:
-        """Let rows die; return how many there were."""
+        """Mark rows as dead; return how many there were."""
         self.require_writable()
         with self.lock.writing():
             removed = self.table.remove(ids)

@@ -175,7 +175,7 @@ def keeps_vectors(index: faiss.Index) -> bool:
 
 @contextmanager
 def findable_rows(index: faiss.Index) -> Iterator[None]:
-    """Within the block, lists know where each row is; afterwards they are as they were."""
+    """Let lists look up rows by number within the block; undo that afterwards."""
     lists: Any = faiss.try_extract_index_ivf(index)
     refines = isinstance(faiss.downcast_index(index), faiss.IndexRefine)
     if refines or lists is None or not lists.direct_map.no():

@@ -124,7 +124,7 @@ class Connection:
             raise
 
     def call(self, verb: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
-        """Call a method of the client, again and again while the server is away.
+        """Call a method of the client; repeat the call while the server is away.
 
         Raises:
             AnswerTooLarge: If it found more than it can send at once.

@@ -98,7 +98,8 @@ class TorchBackend:
         if self._cores is None or len(self._cores) != number:
             self._end_cores()
             try:
-                self._cores = Workers(number, "forward", lambda: torch.set_num_threads(1))
+                one_thread = functools.partial(torch.set_num_threads, 1)
+                self._cores = Workers(number, "forward", one_thread)
             finally:
                 torch.set_num_threads(number)  # what threads that are yet to come begin with
             self._end_cores = weakref.finalize(self, self._cores.stop)

@@ -11,11 +11,6 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
-from sscd_vec.normalize.calibration.curve import (
-    Calibration,
-    CalibrationError,
-    FalseMatchCurve,
-)
 from sscd_vec.normalize.calibration.nonmatches import (
     NonMatches,
     Sides,
@@ -25,11 +20,14 @@ from sscd_vec.normalize.calibration.nonmatches import (
 )
 from sscd_vec.normalize.calibration.precision import from_labels, paired_scores, trusted
 from sscd_vec.normalize.calibration.tail import MOST, fit_curve, unexplained_pairs
-from sscd_vec.normalize.calibration.threshold import (
+from sscd_vec.normalize.calibration.thresholds import (
     KINDS,
     LEAST_RECALL,
     VIEWS,
     WIDEST,
+    Calibration,
+    CalibrationError,
+    FalseMatchCurve,
     Kind,
     Threshold,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sscd_vec.normalize.calibration.threshold import Kind
+from sscd_vec.normalize.calibration.thresholds import Kind
 from sscd_vec.normalize.descriptors import (
     HALF_ROUNDING,
     MEMORY,

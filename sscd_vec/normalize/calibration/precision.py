@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from sscd_vec.normalize.calibration.curve import Calibration, CalibrationError
-from sscd_vec.normalize.calibration.threshold import (
+from sscd_vec.normalize.calibration.thresholds import (
     LEAST_RECALL,
     VIEWS,
     WIDEST,
+    Calibration,
+    CalibrationError,
     Kind,
     Threshold,
 )
@@ -216,7 +217,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> tu
 
 
 def _why_too_few(copies: int, others: int) -> str:
-    """What is missing in labelled pairs that a threshold is to rest on; empty if nothing is."""
+    """What labelled pairs lack to support a threshold; empty if nothing."""
     if copies and others and copies + others >= LEAST_PAIRS:
         return ""
     return (

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sscd_vec.normalize.calibration.curve import RATES, FalseMatchCurve
 from sscd_vec.normalize.calibration.nonmatches import NonMatches
-from sscd_vec.normalize.calibration.threshold import Kind
+from sscd_vec.normalize.calibration.thresholds import RATES, FalseMatchCurve, Kind
 from sscd_vec.normalize.descriptors import Float64
 
 TAIL_SHARE = 1e-3  # the level u is reached by this share of the comparisons ...
@@ -197,7 +196,7 @@ def unexplained_pairs(found: NonMatches) -> int:
 
 
 def _counted_scores(found: NonMatches, leave_out: int, rates: Float64) -> Float64:
-    """The scores that so large shares of all comparisons reach, from the histogram."""
+    """The scores that large shares of all comparisons reach, from the histogram."""
     above = found.histogram[::-1].cumsum()[::-1] - leave_out
     filled = above > 0
     shares, edges = above[filled] / (found.count - leave_out), found.edges[:-1][filled]
@@ -208,7 +207,7 @@ def _counted_scores(found: NonMatches, leave_out: int, rates: Float64) -> Float6
 def _tail_scores(
     top: Float64, weights: Float64, size: int, count: int, limit: float, rates: Float64
 ) -> Float64:
-    """The scores that so small shares reach, from the tail above the ``size`` highest."""
+    """The scores that small shares reach, from the tail above the ``size`` highest."""
     cumulated = weights.cumsum()
     last = min(int(np.searchsorted(cumulated, size)), len(top) - 2)
     level = float(top[last + 1])

@@ -1,4 +1,8 @@
-"""Adding images to a bank: find them, leave out what is known, describe the rest, store it."""
+"""Changing what a bank holds.
+
+To add images: find them, leave out those it knows, describe the others, store them. To remove
+them: from the index and the records, with what the bank kept of them beside.
+"""
 
 import os
 import time
@@ -10,11 +14,12 @@ import numpy as np
 
 from sscd_vec.adapters.matches import Metadata
 from sscd_vec.bank.describe import Described, Source, describe, digest_of, keeping, named_sources
-from sscd_vec.bank.parquet import add_files, split_places
+from sscd_vec.bank.parquet import add_files
 from sscd_vec.bank.records import BankImage
 from sscd_vec.bank.results import Added
 from sscd_vec.files import PathLike, Unreadable, find_images
 from sscd_vec.progress import progress_bar
+from sscd_vec.shards import split_places
 
 if TYPE_CHECKING:
     from sscd_vec.bank.bank import Bank
@@ -54,6 +59,19 @@ def add_images(
     return done
 
 
+def remove_images(bank: "Bank", ids: Sequence[str]) -> int:
+    """Remove images from a bank; see ``Bank.remove``."""
+    images = [image for image in map(bank.get, ids) if image is not None]
+    files = [image.file.path for image in images if image.file is not None]
+    kept = [path for path in files if bank.location is not None and bank.location.is_upload(path)]
+    count = bank.storage.remove(ids)
+    for path in kept:
+        path.unlink(missing_ok=True)
+    if bank.keeps_features:
+        bank.second_stage.forget([image.digest for image in images])
+    return count
+
+
 def _sources(
     bank: "Bank",
     images: "PathLike | Iterable[Any]",
@@ -87,7 +105,7 @@ def _encode(
     done: Added,
     show_progress: bool | None,
 ) -> None:
-    """Describe images and store them, now and then and at the end."""
+    """Describe images and store them, once a minute and at the end."""
     pending: list[Described] = []
     saved = time.monotonic()
     try:
