@@ -93,14 +93,14 @@ class Found:
 
 
 def measure(
-    rules: Normalizer, found: Found, sizes: Sequence[int], kind: Kind = "search"
+    rules: Normalizer, found: Found, sizes: Sequence[int], kind: Kind = "search", views: int = 1
 ) -> list[dict[str, object]]:
-    """What is promised and what is counted, for every size and rate."""
+    """What is promised and what is counted, for every size and rate, as a bank judges."""
     rows: list[dict[str, object]] = []
     for size in sizes:
         best = found.best_in(size)
         for rate in RATES if best.size else ():
-            threshold = rules.threshold_for(rate, size, kind)
+            threshold = rules.threshold_for(rate, size, kind, views)
             hits = int((best >= threshold).sum())
             low, high = clopper_pearson(hits, best.size)
             rows.append(
@@ -234,7 +234,7 @@ def view_figures(
     return {
         "one look": measure(rules, first, options.sizes),
         "second look": measure(rules, looks, options.sizes),
-        "tiled": measure(rules, tiled, options.sizes, "tiled"),
+        "tiled": measure(rules, tiled, options.sizes, "tiled", len(crops) // count),
     }
 
 
