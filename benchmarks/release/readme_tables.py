@@ -6,8 +6,8 @@
 A table stands between a line ``<!-- table:NAME -->`` and ``<!-- /table -->`` and is made from
 ``results/NAME.json``; ``<!-- table:NAME part.of.it -->`` takes a part of its figures, and
 ``columns=a;b`` only some columns or entries. A list of records becomes a table as it is, a record
-one of names and values; records inside these get the names of both. An evaluation shows all its
-rows; its part ``models`` each model's best.
+one of names and values; records inside these get the names of both, lists are left out. An
+evaluation shows all its rows; its part ``models`` each model's best.
 """
 
 import argparse
@@ -207,7 +207,6 @@ def _is_records(figures: object) -> bool:
         isinstance(figures, list)
         and bool(figures)
         and all(isinstance(record, dict) for record in figures)
-        and not any(isinstance(value, list) for record in figures for value in record.values())
     )
 
 
