@@ -1,6 +1,7 @@
 """The ring against the gathered loss, in groups of two and three processes."""
 
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -9,10 +10,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from sscd_vec.kernels import SSCDLoss, sscd_loss
+from sscd_vec.trainer import TrainConfig, run
 from sscd_vec.trainer.distributed import Ranks
 from sscd_vec.trainer.losses import Objective
+from sscd_vec.trainer.model import initial_model
 from sscd_vec.trainer.ring import Ring
-from tests.trainer import processes
+from tests.trainer import processes, tiny
 
 TAU, WEIGHT = 0.05, 5.0
 LOCAL = 8  # rows of a rank
@@ -102,3 +105,18 @@ def test_one_process_needs_no_ring() -> None:
     z, sources = batch(2)
     found = [Objective(TAU, ring=ring).gradient(z, sources, WEIGHT)[1] for ring in (True, False)]
     assert torch.equal(*found)
+
+
+def test_the_setting_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.install(monkeypatch)
+    made: list[Objective] = []
+
+    def recorded(*settings: Any) -> Objective:  # noqa: ANN401  (whatever a loss takes)
+        made.append(Objective(*settings))
+        return made[-1]
+
+    monkeypatch.setattr(run, "Objective", recorded)
+    for ring in (True, False):
+        config = TrainConfig(trunk=tiny.NAME, dim=16, ring=ring)
+        run.Run(config, initial_model(config), torch.device("cpu"), Ranks(), 9)
+    assert [objective.ring for objective in made] == [True, False]
