@@ -168,7 +168,7 @@ def info_nce(
     """
     check_temperature(tau)
     batch = global_batch(z, sources, all_z, all_sources, row_offset)
-    return objective.info_nce(batch, tau, _products(z, products))
+    return objective.info_nce(batch, tau, objective.product_dtype(z, products))
 
 
 def sscd_loss(
@@ -200,16 +200,4 @@ def sscd_loss(
     """
     check_temperature(tau)
     batch = global_batch(z, sources, all_z, all_sources, row_offset)
-    return objective.sscd_loss(batch, tau, entropy_weight, _products(z, products))
-
-
-def _products(z: Tensor, wanted: torch.dtype | None) -> torch.dtype:
-    """The dtype in which negatives are multiplied; never wider than the descriptors."""
-    if wanted is None and z.is_cuda and torch.is_autocast_enabled("cuda"):
-        # Unit rows need precision and no range: float16 rounds them 8 times finer than bfloat16.
-        wanted = torch.float16
-    if wanted is None or wanted.itemsize >= z.dtype.itemsize:
-        return z.dtype
-    if not wanted.is_floating_point:
-        raise TypeError(f"products must be a floating-point dtype, got {wanted}")
-    return wanted
+    return objective.sscd_loss(batch, tau, entropy_weight, objective.product_dtype(z, products))

@@ -81,16 +81,11 @@ class ChunkedStep:
 
         The pull ``mean_j sigmoid(lse_i - s_ij)`` is the loss's derivative by ``lse_i``.
         """
-        sums = self._z.new_zeros(len(self._z), 4)  # loss, pull, similarity, count
+        sums = self._z.new_zeros(len(self._z), 4)
         for row, mate in self._positive_pairs():
             cosine = (self._z[row] * self._all_z[mate]).sum(1)
-            gap = lse[row] - cosine / self._tau
-            loss = torch.logaddexp(gap, gap.new_zeros(()))
-            terms = torch.stack([loss, gap.sigmoid(), cosine, torch.ones_like(cosine)], dim=1)
-            sums.index_add_(0, row, terms)
-        count = sums[:, 3].clone()
-        loss, pull, similarity, _ = (sums / count.clamp(min=1)[:, None]).unbind(1)
-        return Positives(loss, pull, similarity, count)
+            add_positives(sums, row, cosine, lse, self._tau)
+        return mean_positives(sums)
 
     def squared_distance(self, index: Tensor) -> Tensor:
         """``||z_i - z_index(i)||^2`` from the difference of the rows; of no meaning at index -1."""
@@ -100,20 +95,13 @@ class ChunkedStep:
             torch.sum(near.sub_(self._z[rows]).square_(), 1, out=squared[rows])
         return squared
 
-    def add_contrast_gradient(
-        self,
-        lse: Tensor,
-        pull: Tensor,
-        count: Tensor,
-        similarity: Tensor,
-        dz: Tensor,
-        dall: Tensor | None,
+    def push_negatives(
+        self, lse: Tensor, pull: Tensor, similarity: Tensor, dz: Tensor, dall: Tensor | None
     ) -> None:
-        """Add the gradient of the *sum* over local rows of InfoNCE to ``dz`` and ``dall``.
+        """Add what negatives k give the gradient of InfoNCE's *sum* over local rows.
 
-        ``d/ds_ik = pull_i e^{s_ik - lse_i}`` for negatives k and ``-sigmoid(lse_i - s_ij) / |P_i|``
-        for positives j; ``s`` brings ``1/tau``. ``dall`` is None if nobody asks for it, and ``dz``
-        itself for a whole batch.
+        ``d/ds_ik = pull_i e^{s_ik - lse_i}``; ``s`` brings ``1/tau``. ``dall`` is None if nobody
+        asks for it, and ``dz`` itself for a whole batch.
         """
         # pull e^{s - lse} as one exponential; the 1/tau of s is in it too.
         weight = torch.where(pull > 0, (pull / self._tau).log() - lse, float("-inf"))
@@ -128,6 +116,9 @@ class ChunkedStep:
             dz[tile.rows].addmm_(slope, self._b[tile.columns])
             if dall is not None and (tile.mirrored or not self._batch.whole):
                 dall[tile.columns].addmm_(slope.T, self._a[tile.rows])
+
+    def pull_positives(self, lse: Tensor, count: Tensor, dz: Tensor, dall: Tensor | None) -> None:
+        """Add what positives j give: ``d/ds_ij = -sigmoid(lse_i - s_ij) / |P_i|``."""
         for row, mate in self._positive_pairs():
             a, b = self._z[row], self._all_z[mate]
             gap = lse[row] - (a * b).sum(1) / self._tau
@@ -189,6 +180,21 @@ class ChunkedStep:
 
     def _buffer(self) -> Tensor:
         return self._a.new_empty(min(TILE, len(self._a)) * min(TILE, len(self._b)))
+
+
+def add_positives(sums: Tensor, row: Tensor, cosine: Tensor, lse: Tensor, tau: float) -> None:
+    """Add loss, pull, cosine and number of pairs of a row and a positive to ``sums`` (n, 4)."""
+    gap = lse[row] - cosine / tau
+    loss = torch.logaddexp(gap, gap.new_zeros(()))
+    terms = torch.stack([loss, gap.sigmoid(), cosine, torch.ones_like(cosine)], dim=1)
+    sums.index_add_(0, row, terms)
+
+
+def mean_positives(sums: Tensor) -> Positives:
+    """The means over each row's positives, from what ``add_positives`` summed."""
+    count = sums[:, 3].clone()
+    loss, pull, similarity, _ = (sums / count.clamp(min=1)[:, None]).unbind(1)
+    return Positives(loss, pull, similarity, count)
 
 
 @dataclass(frozen=True)

@@ -49,16 +49,13 @@ class Step(Protocol):
     def squared_distance(self, index: Tensor) -> Tensor:
         """``||z_i - z_index(i)||^2``; of no meaning at index -1."""
 
-    def add_contrast_gradient(
-        self,
-        lse: Tensor,
-        pull: Tensor,
-        count: Tensor,
-        similarity: Tensor,
-        dz: Tensor,
-        dall: Tensor | None,
+    def push_negatives(
+        self, lse: Tensor, pull: Tensor, similarity: Tensor, dz: Tensor, dall: Tensor | None
     ) -> None:
-        """Fill ``dz`` and ``dall``, zero so far, with the gradient of the sum of InfoNCE."""
+        """Fill ``dz`` and ``dall``, zero so far, with the negatives' part of InfoNCE's gradient."""
+
+    def pull_positives(self, lse: Tensor, count: Tensor, dz: Tensor, dall: Tensor | None) -> None:
+        """Add the positives' part to ``dz`` and ``dall``."""
 
     def add_pair_gradient(
         self, index: Tensor, slope: Tensor, dz: Tensor, dall: Tensor | None
@@ -98,6 +95,56 @@ def sscd_loss(
     return SSCDLoss(contrast + entropy_weight * spread, contrast, spread, positive, negative)
 
 
+def sums_of(
+    batch: GlobalBatch, tau: float, products: torch.dtype, saved: Tensor | None = None
+) -> Step:
+    """A step of the engine that takes these tensors."""
+    if not _on_triton(batch.z):
+        return ChunkedStep(batch, tau, products, saved)
+    from sscd_vec.kernels.tiled import TiledStep
+
+    return TiledStep(batch, tau, products, saved)
+
+
+def asked_for(values: Tensor | None) -> Tensor:
+    """What an engine leaves out unless it is asked for."""
+    if values is None:
+        raise RuntimeError("the engine's scan left out what it was asked for")
+    return values
+
+
+def spread_of(squared: Tensor, has_negative: Tensor) -> tuple[Tensor, Tensor]:
+    """KoLeo of the squared distances to the neighbours, and its slopes by half of them, times n."""
+    # At the clamp a pair contributes a constant: no gradient.
+    slope = torch.where(has_negative & (squared >= CLAMP), -1.0 / squared, 0.0)
+    log_distance = torch.where(has_negative, squared.clamp(min=CLAMP).log(), 0.0)
+    return log_distance.mean() / -2, slope
+
+
+def mean_where(values: Tensor, chosen: Tensor) -> Tensor:
+    """Mean of the chosen values; NaN of none."""
+    return torch.where(chosen, values, 0.0).sum() / chosen.sum()
+
+
+def full_precision(z: Tensor) -> AbstractContextManager[object]:
+    """No autocast inside: 1/tau would multiply the error of a half-precision product by 20."""
+    if not torch.is_autocast_enabled(z.device.type):
+        return nullcontext()
+    return torch.autocast(z.device.type, enabled=False)
+
+
+def product_dtype(z: Tensor, wanted: torch.dtype | None) -> torch.dtype:
+    """The dtype in which negatives are multiplied; never wider than the descriptors."""
+    if wanted is None and z.is_cuda and torch.is_autocast_enabled("cuda"):
+        # Unit rows need precision and no range: float16 rounds them 8 times finer than bfloat16.
+        wanted = torch.float16
+    if wanted is None or wanted.itemsize >= z.dtype.itemsize:
+        return z.dtype
+    if not wanted.is_floating_point:
+        raise TypeError(f"products must be a floating-point dtype, got {wanted}")
+    return wanted
+
+
 def refuse_second_derivative(backward: Operator, name: str) -> None:
     """Make the operator ``backward``, the gradient of ``name``, refuse to be differentiated."""
 
@@ -119,12 +166,12 @@ def _nearest(
     row_offset: int | None,
 ) -> tuple[Tensor, Tensor]:
     """(n,) distances and (n,) rows of the nearest negatives: inf and -1 without any."""
-    with _full_precision(z):
+    with full_precision(z):
         batch = _batch(z, all_z, sources, all_sources, row_offset)
         if _is_few(z, all_z, z.dtype):
             return dense.nearest(batch)
-        step = _step(batch, 1.0, z.dtype)
-        index = _found(step.scan(lse=False, nearest=True).index)
+        step = sums_of(batch, 1.0, z.dtype)
+        index = asked_for(step.scan(lse=False, nearest=True).index)
         distance = step.squared_distance(index).sqrt_()
         return distance.masked_fill_(index < 0, float("inf")), index
 
@@ -158,30 +205,26 @@ def _losses(
     of the positives, cosine and slope of the neighbours (of few rows (1, n) slopes); (n,) the
     neighbours; the engine's own.
     """
-    with _full_precision(z):
+    with full_precision(z):
         batch = _batch(z, all_z, sources, all_sources, row_offset)
         if _is_few(z, all_z, products):
             return dense.losses(batch, tau, contrast=contrast, spread=spread)
-        step = _step(batch, tau, products)
+        step = sums_of(batch, tau, products)
         found = step.scan(lse=contrast, nearest=spread)
         info, spread_loss, similarity, near = (found.similarity.new_zeros(()) for _ in range(4))
         nothing = found.similarity.new_zeros(len(z))
         lse, pull, count, slope = nothing, nothing, nothing, nothing
         index = sources.new_full((len(z),), -1)
         if contrast:
-            lse = _found(found.lse)
+            lse = asked_for(found.lse)
             positive = step.positives(lse)
             pull, count = positive.pull, positive.count
             info = positive.loss.mean()
-            similarity = _mean_where(positive.similarity, count > 0)
+            similarity = mean_where(positive.similarity, count > 0)
         if spread:
-            index = _found(found.index)
-            squared, has_negative = step.squared_distance(index), index >= 0
-            # At the clamp a pair contributes a constant: no gradient.
-            slope = torch.where(has_negative & (squared >= CLAMP), -1.0 / squared, 0.0)
-            log_distance = torch.where(has_negative, squared.clamp(min=CLAMP).log(), 0.0)
-            spread_loss = log_distance.mean() / -2
-            near = _mean_where(found.similarity, has_negative)
+            index = asked_for(found.index)
+            spread_loss, slope = spread_of(step.squared_distance(index), index >= 0)
+            near = mean_where(found.similarity, index >= 0)
         rows = torch.stack([lse, pull, count, found.similarity, slope])
         return info, spread_loss, similarity, near, rows, index, step.saved
 
@@ -226,19 +269,20 @@ def _losses_backward(
     to_all: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients by z and, if ``to_all``, by all_z (else empty); a slope of None is 0."""
-    with _full_precision(z):
+    with full_precision(z):
         batch = _batch(z, all_z, sources, all_sources, row_offset)
         if _is_few(z, all_z, products):
             kept = (batch, rows, index, saved)
             return dense.gradient(info_slope, koleo_slope, *kept, to_all=to_all)
         lse, pull, count, similarity, slope = rows
-        step = _step(batch, tau, products, saved)
+        step = sums_of(batch, tau, products, saved)
         dz = torch.zeros(z.shape, dtype=rows.dtype, device=z.device)
         dall = dz if batch.whole else None
         if to_all:
             dall = torch.zeros(batch.all_z.shape, dtype=rows.dtype, device=z.device)
         if info_slope is not None:
-            step.add_contrast_gradient(lse, pull, count, similarity, dz, dall)
+            step.push_negatives(lse, pull, similarity, dz, dall)
+            step.pull_positives(lse, count, dz, dall)
             dz.mul_(info_slope / len(z))
             if dall is not None and dall is not dz:
                 dall.mul_(info_slope / len(z))
@@ -315,17 +359,6 @@ def _(
     return 4 * sides * z[0] * (z if all_z is None else all_z)[0] * z[1]
 
 
-def _step(
-    batch: GlobalBatch, tau: float, products: torch.dtype, saved: Tensor | None = None
-) -> Step:
-    """A step of the engine that takes these tensors."""
-    if not _on_triton(batch.z):
-        return ChunkedStep(batch, tau, products, saved)
-    from sscd_vec.kernels.tiled import TiledStep
-
-    return TiledStep(batch, tau, products, saved)
-
-
 def _is_few(z: Tensor, all_z: Tensor | None, products: torch.dtype) -> bool:
     return dense.takes(z, all_z, products) and not _on_triton(z)
 
@@ -353,23 +386,6 @@ def _batch(
     if all_z is None or all_sources is None:
         return GlobalBatch(z, sources, z, sources, 0, whole=True)
     return GlobalBatch(z, sources, all_z, all_sources, row_offset, whole=False)
-
-
-def _full_precision(z: Tensor) -> AbstractContextManager[object]:
-    """No autocast inside: 1/tau would multiply the error of a half-precision product by 20."""
-    if not torch.is_autocast_enabled(z.device.type):
-        return nullcontext()
-    return torch.autocast(z.device.type, enabled=False)
-
-
-def _mean_where(values: Tensor, chosen: Tensor) -> Tensor:
-    return torch.where(chosen, values, 0.0).sum() / chosen.sum()
-
-
-def _found(values: Tensor | None) -> Tensor:
-    if values is None:
-        raise RuntimeError("the engine's scan left out what it was asked for")
-    return values
 
 
 def _wide(z: Tensor) -> torch.dtype:

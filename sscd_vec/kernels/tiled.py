@@ -1,6 +1,7 @@
 """The Triton engine of the losses: what ``chunked`` does in torch, composed from the kernels."""
 
 import math
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from sscd_vec.kernels.pull import positives, pull_positives
 from sscd_vec.kernels.push import push_negatives
 from sscd_vec.kernels.scan import scan
 from sscd_vec.kernels.tiles import Factors, Runs, sorted_sources
+
+Rows = TypeVar("Rows", Tensor, Factors)
 
 
 class TiledStep:
@@ -47,23 +50,21 @@ class TiledStep:
         """``||z_i - z_index(i)||^2``; of no meaning at index -1."""
         return neighbours.squared_distance(self._z, self._all_z, index)
 
-    def add_contrast_gradient(
+    def push_negatives(
         self,
         lse: Tensor,
         pull: Tensor,
-        count: Tensor,
         similarity: Tensor,
         dz: Tensor,
         dall: Tensor | None,
         *,
         splits: int | None = None,
     ) -> None:
-        """Fill ``dz`` and ``dall`` with the gradient of the *sum* over rows of InfoNCE.
+        """Fill ``dz`` and ``dall`` with what negatives give the gradient of InfoNCE's *sum*.
 
         Args:
             lse: (n,) log-sum-exp of each row's negatives.
             pull: (n,) derivative of each row's loss by ``lse``.
-            count: (n,) positives of each row.
             similarity: (n,) cosine of each row's nearest negative.
             dz: (n, d) float32.
             dall: (N, d) float32; ``dz`` itself for a whole batch, None if nobody asks.
@@ -73,15 +74,26 @@ class TiledStep:
         # Without negatives lse is -inf and without positives pull is 0: neither pushes anybody.
         weight = weight.where((pull > 0) & (lse > float("-inf")), float("-inf"))
         top = similarity / (self._tau * math.log(2.0))
-        sides = [("both" if self._whole else "a", self._a, self._b, self._z, self._all_z, dz)]
-        if dall is not None and not self._whole:
-            sides.append(("b", self._b, self._a, self._all_z, self._z, dall))
-        for anchors, a, b, rows, others, gradient in sides:
+        for anchors, a, b, gradient in self._sides(self._a, self._b, dz, dall):
             push_negatives(a, b, self._runs, weight, top, self._tau, gradient, anchors, splits)
-            pull_positives(rows, others, self._runs, lse, count, self._tau, gradient, anchors)
+
+    def pull_positives(self, lse: Tensor, count: Tensor, dz: Tensor, dall: Tensor | None) -> None:
+        """Add what positives give to ``dz`` and ``dall``, which the negatives have filled."""
+        for anchors, a, b, gradient in self._sides(self._z, self._all_z, dz, dall):
+            pull_positives(a, b, self._runs, lse, count, self._tau, gradient, anchors)
 
     def add_pair_gradient(
         self, index: Tensor, slope: Tensor, dz: Tensor, dall: Tensor | None
     ) -> None:
         """Add the gradient of ``sum_i slope_i ||z_i - z_index(i)||^2 / 2`` to both sides."""
         neighbours.add_pair_gradient(self._z, self._all_z, index, slope, dz, dall)
+
+    def _sides(
+        self, local: Rows, everyone: Rows, dz: Tensor, dall: Tensor | None
+    ) -> list[tuple[str, Rows, Rows, Tensor]]:
+        """Who the anchors are, the rows that get a gradient, the other rows, and the gradient."""
+        if self._whole:
+            return [("both", local, everyone, dz)]
+        if dall is None:
+            return [("a", local, everyone, dz)]
+        return [("a", local, everyone, dz), ("b", everyone, local, dall)]

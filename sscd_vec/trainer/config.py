@@ -88,6 +88,8 @@ class TrainConfig:
         precision: Autocast type of the network. The losses are float32; on a GPU, unless this is
             float32, they multiply the descriptors of negatives in float16.
         exact_negatives: Multiply negatives in float32 too, at several times the cost of the loss.
+        ring: Pass the processes' descriptors round instead of gathering them, for batches beyond a
+            million descriptors. The loss is the same; takes no ``memory``.
         compile: Run the network through ``torch.compile``.
         seed: Fixes initial weights, order, augmentations and mixing.
         decoded: Keep decoded images in ``"memory"``, ``"stream"`` them, or decide by size.
@@ -142,6 +144,7 @@ class TrainConfig:
     ema: float = 0.0
     precision: Precision = "float32"
     exact_negatives: bool = False
+    ring: bool = False
     compile: bool = False
     seed: int = 0
     decoded: Decoded = "auto"
@@ -181,6 +184,11 @@ class TrainConfig:
         if self.tau <= 0:
             raise ValueError(
                 f"tau={self.tau}: the temperature must be positive (0.05 in the paper)"
+            )
+        if self.ring and self.memory:
+            raise ValueError(
+                f"ring=true with memory={self.memory}: every process would have to hold the memory "
+                "whole, which the ring avoids; set one of them"
             )
         if self.head_init == "whitened" and (self.head != "linear" or not self.init_from):
             raise ValueError(

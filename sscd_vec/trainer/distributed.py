@@ -6,7 +6,7 @@ gradients through the gather. Parameter gradients are then summed over ranks.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -76,6 +76,36 @@ class Ranks:
         own = tensor.new_empty(len(tensor) // self.count, *tensor.shape[1:])
         dist.reduce_scatter_tensor(own, tensor.contiguous())
         return own
+
+    def visits(self, rows: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Each rank's number and rows, the own ones first; the next arrive while these are used.
+
+        Args:
+            rows: This rank's rows, as many as every other's.
+        """
+        for step in range(self.count):
+            arrived = self._start_passing(rows) if step < self.count - 1 else None
+            yield (self.rank - step) % self.count, rows
+            rows = arrived() if arrived else rows
+
+    def pass_on(self, tensor: Tensor) -> Tensor:
+        """Send a tensor to the next rank and return the one of the rank before."""
+        return self._start_passing(tensor)()
+
+    def _start_passing(self, tensor: Tensor) -> Callable[[], Tensor]:
+        if self.count == 1:
+            return lambda: tensor
+        tensor, received = tensor.contiguous(), torch.empty_like(tensor.contiguous())
+        to, of = (self.rank + 1) % self.count, (self.rank - 1) % self.count
+        messages = [dist.P2POp(dist.isend, tensor, to), dist.P2POp(dist.irecv, received, of)]
+        under_way = dist.batch_isend_irecv(messages)
+
+        def arrived() -> Tensor:
+            for message in under_way:
+                message.wait()
+            return received
+
+        return arrived
 
     def from_first(self, tensor: Tensor) -> Tensor:
         """The first rank's values, in place."""

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from sscd_vec.kernels import SSCDLoss, sscd_loss
+from sscd_vec.kernels.objective import product_dtype
 from sscd_vec.trainer.distributed import Ranks
 from sscd_vec.trainer.model import SplitModel, batch_norms
+from sscd_vec.trainer.ring import Ring
 
 
 class Memory:
@@ -75,12 +77,14 @@ class Objective:
         ranks: The processes that share the batch.
         memory: Descriptors of earlier steps, as further negatives.
         exact_negatives: Multiply negatives in float32 under autocast too.
+        ring: Pass the ranks' descriptors round instead of gathering them; takes no memory.
     """
 
     tau: float
     ranks: Ranks = Ranks()
     memory: Memory = field(default_factory=lambda: Memory(0))
     exact_negatives: bool = False
+    ring: bool = False
 
     def gradient(
         self, z: Tensor, sources: Tensor, entropy_weight: float
@@ -96,11 +100,12 @@ class Objective:
             The loss of the global batch, the same on every rank, and ``dL/dz`` (n, d).
         """
         own = z.detach().float().requires_grad_()
+        if self.ring and self.ranks.count > 1:
+            return self._in_a_ring(own.detach(), sources, entropy_weight)
         everyone = self.ranks.gather(own.detach())
         if not bool(torch.isfinite(everyone).all()):
             # A broken forward pass: every rank sees it and skips the step.
-            nothing = torch.full_like(own, torch.nan)
-            return SSCDLoss(*nothing.new_full((5,), torch.nan).unbind()), nothing
+            return _broken(own)
         all_sources = self.ranks.gather(sources)
         earlier, earlier_sources = self.memory.strangers(all_sources)
         self._remember(everyone, all_sources)
@@ -123,8 +128,21 @@ class Objective:
         )
         as_row, as_column = torch.autograd.grad(loss.total, (own, everyone))
         as_column = self.ranks.sum_own_rows(as_column)
+        return self._mean(loss), (as_row + as_column) / self.ranks.count
+
+    def _in_a_ring(
+        self, z: Tensor, sources: Tensor, entropy_weight: float
+    ) -> tuple[SSCDLoss, Tensor]:
+        if self.ranks.any(not bool(torch.isfinite(z).all())):
+            return _broken(z)
+        products = product_dtype(z, torch.float32 if self.exact_negatives else None)
+        ring = Ring(z, self.ranks.gather(sources), self.tau, self.ranks, products)
+        loss, gradient = ring.gradient(entropy_weight)
+        return self._mean(loss), gradient / self.ranks.count
+
+    def _mean(self, loss: SSCDLoss) -> SSCDLoss:
         mean = self.ranks.sum(torch.stack([part.detach() for part in loss])) / self.ranks.count
-        return SSCDLoss(*mean.unbind()), (as_row + as_column) / self.ranks.count
+        return SSCDLoss(*mean.unbind())
 
     def _remember(self, everyone: Tensor, sources: Tensor) -> None:
         """Keep the first views, the first half of every rank's rows: the references of a search."""
@@ -132,6 +150,11 @@ class Objective:
         first = torch.arange(halves, device=everyone.device).remainder(2) == 0
         rows = first.repeat_interleave(len(everyone) // halves)
         self.memory.add(everyone[rows], sources[rows])
+
+
+def _broken(z: Tensor) -> tuple[SSCDLoss, Tensor]:
+    nothing = torch.full_like(z, torch.nan)
+    return SSCDLoss(*nothing.new_full((5,), torch.nan).unbind()), nothing
 
 
 def backward(

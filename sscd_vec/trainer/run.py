@@ -163,7 +163,9 @@ class Run:
         self._scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "float16")
         self._average = AverageWeights(self.model, config.ema) if config.ema else None
         self._memory = Memory(config.memory)
-        self._objective = Objective(config.tau, ranks, self._memory, config.exact_negatives)
+        self._objective = Objective(
+            config.tau, ranks, self._memory, config.exact_negatives, config.ring
+        )
         patience = config.max_bad_steps + (SCALER_HALVINGS if self._scaler.is_enabled() else 0)
         self._health = Health(patience)
         describe: Callable[[Tensor, torch.dtype], Tensor] = self._split.describe

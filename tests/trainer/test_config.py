@@ -82,6 +82,11 @@ def test_bad_settings_are_named(setting: str, value: object) -> None:
         TrainConfig.from_dict({setting: value})
 
 
+def test_a_ring_takes_no_memory() -> None:
+    with pytest.raises(ValueError, match="ring=true with memory=8: .* set one of them"):
+        TrainConfig(ring=True, memory=8)
+
+
 def test_unknown_setting_lists_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"lamda.*entropy_weight"):
         TrainConfig.from_dict({"lamda": 30})

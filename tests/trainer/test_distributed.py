@@ -1,11 +1,6 @@
 """Two processes over gloo against one on the same global batch."""
 
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +11,7 @@ from sscd_vec.encoder.model import build_model
 from sscd_vec.trainer.distributed import Ranks, SyncBatchNorm, synchronize_batch_norm
 from sscd_vec.trainer.losses import Objective, backward
 from sscd_vec.trainer.model import SplitModel, batch_norms
-from tests.trainer import tiny
+from tests.trainer import processes, tiny
 
 # (name, frozen BatchNorm, chunk of the two processes)
 CASES = (("synchronized", False, 0), ("chunked", True, 2))
@@ -77,31 +72,8 @@ def run_as_rank(out: str) -> None:
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     out = tmp_path_factory.mktemp("ranks") / "outcomes.pt"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     script = f"from tests.trainer.test_distributed import run_as_rank; run_as_rank({str(out)!r})"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=os.environ
-            | {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": "1",
-            },
-            cwd=Path(__file__).parents[2],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+    processes.run(script, 2)
     saved = torch.load(out, weights_only=True)
     return {name: Outcome(**parts) for name, parts in saved.items()}
 

@@ -66,8 +66,9 @@ def test_no_cost_grows(table: dict[tuple[str, str], Row], compiled: list[aot.Fig
             assert (now is None) == (before is None)
             if now is not None and now > GROWTH * before:
                 grown.append(f"{new.variant} on {new.target}: {cost} {before} -> {now}")
-        if new.instruction != old["instruction"]:
-            grown.append(f"{new.variant} on {new.target}: {old['instruction']} was lost")
+        for part in ("instruction", "shapes"):
+            if getattr(new, part) != old[part]:
+                grown.append(f"{new.variant} on {new.target}: {part} {old[part]} was lost")
     assert not grown, "\n".join([*grown, "meant? python benchmarks speed/kernels --aot"])
 
 
@@ -107,10 +108,42 @@ def test_matrix_instructions_are_wide(matrix: list[Row]) -> None:
     for row in matrix:
         if row["target"] == "sm_80":
             continue
-        columns = sorted(int(shape.split("x")[1]) for shape in row["shapes"].split(", "))
-        assert columns[-1] >= (64 if row["variant"].startswith("scan") else 256), row
-        narrow = [n for n in columns if n < 64]
-        assert not narrow or row["variant"].startswith("push"), row
+        kernel, products, *_ = row["variant"].split()
+        narrow = 16 if (row["target"], products) == ("sm_90", "fp32") else 32
+        columns = columns_of(row["shapes"])
+        assert columns == [narrow, 256] if kernel == "push" else columns[0] >= 64, row
+
+
+@pytest.mark.parametrize("products", ["bf16", "fp32"])
+def test_push_multiplies_64_columns_of_shorter_rows(
+    monkeypatch: pytest.MonkeyPatch, products: str
+) -> None:
+    """Of 256 numbers: two warp groups share 128 columns, for which shared memory then suffices."""
+    monkeypatch.setattr(aot, "DIMENSION", 256)
+    target = next(t for t in aot.TARGETS if t.name == "sm_90")
+    with aot.record(target, ("push",)) as launches:
+        aot.workloads()[f"{products} rows, {products} products, whole"]()
+    (launch,) = launches
+    found = aot.figures("push", target, launch)
+    assert columns_of(found.shapes) == [64, 128] and found.spilled <= 8
+    assert found.shared <= found.shared_limit
+
+
+def test_no_other_tile_costs_less_than_the_one_in_use() -> None:
+    """The committed table of other forms; what TMA would save docs/kernels.md states."""
+    figures: Any = results.read("kernels_tried")["figures"]
+    tried = [x for x in figures["forms"] if "TMA" not in x["form"] and x["fits"]]
+    used = {(x["kernel"], "d=256" in x["form"]): x for x in tried if "in use" in x["form"]}
+    others = [x for x in tried if "in use" not in x["form"]]
+    assert len(others) >= 5
+    for other in others:
+        mine = used[other["kernel"], "d=256" in other["form"]]
+        assert mine["fits"] and mine["at least"] < other["at least"], other
+
+
+def columns_of(shapes: str) -> list[int]:
+    """Columns of the matrix instructions, the fewest first."""
+    return sorted(int(shape.split("x")[1]) for shape in shapes.split(", "))
 
 
 def test_bytes_from_l2_stay_within_what_it_gives(matrix: list[Row]) -> None:
@@ -127,6 +160,19 @@ def test_spills_are_few_and_fit(table: dict[tuple[str, str], Row]) -> None:
         limit = 400 if row["variant"].startswith(("scan", "push")) else 8  # one pair of registers
         assert row["spilled"] <= limit, row
         assert row["shared"] <= row["shared_limit"] and row["programs"] >= 1, row
+
+
+@pytest.mark.parametrize("size", [7, 9])
+@pytest.mark.parametrize(("name", "item"), [("fp32", 4), ("bf16", 2)])
+def test_every_flat_pooling_is_in_the_table(
+    table: dict[tuple[str, str], Row], size: int, name: str, item: int
+) -> None:
+    """Maps of odd size in NCHW, p = 1 and 3: all of x in loads of at least 8 bytes, both ways."""
+    for target in NVIDIA:
+        for way in ("forward", "backward"):
+            for p in (1, 3):
+                row = table[f"flat_{way} {name} NCHW {size}x{size} p={p}", target]
+                assert row["wide_load_bytes"] >= FLAT_TILE * item, row
 
 
 @pytest.mark.parametrize("size", [7, 9])

@@ -27,6 +27,7 @@ from sscd_vec.kernels import (
     sscd_loss,
 )
 from sscd_vec.kernels.batch import GlobalBatch, global_batch
+from sscd_vec.kernels.chunked import ChunkedStep
 from sscd_vec.kernels.tiled import TiledStep
 from sscd_vec.kernels.tiles import Factors, Runs, mark_tiles, sorted_sources
 from tests.kernels.cases import (
@@ -154,10 +155,26 @@ def test_columns_in_parts_join_to_the_same() -> None:
     found = step.positives(one.lse)
     gradients = [torch.zeros(300, 8) for _ in range(2)]
     for gradient, splits in zip(gradients, (1, 3), strict=True):
-        step.add_contrast_gradient(
-            *(one.lse, found.pull, found.count, one.similarity, gradient, gradient), splits=splits
-        )
+        kept = (one.lse, found.pull, one.similarity)
+        step.push_negatives(*kept, gradient, gradient, splits=splits)
+        step.pull_positives(one.lse, found.count, gradient, gradient)
     assert_near("dz", gradients[1], gradients[0], 1e-6)
+
+
+def test_rows_of_another_rank_push_as_in_plain_torch() -> None:
+    """One visit of a ring: local rows and rows they are not among, both getting a gradient."""
+    z, sources = descriptors(90, 8).float(), mixed(90)
+    batch = GlobalBatch(z[:40], sources[:40], z[40:], sources[40:], None, whole=False)
+    gradients = []
+    for step in (TiledStep(batch, TAU, torch.float32), ChunkedStep(batch, TAU, torch.float32)):
+        found = step.scan(lse=True, nearest=True)
+        assert found.lse is not None and found.index is not None
+        dz, dall = torch.zeros(40, 8), torch.zeros(50, 8)
+        step.push_negatives(found.lse, torch.ones(40), found.similarity, dz, dall)
+        step.add_pair_gradient(found.index, torch.ones(40), dz, dall)
+        gradients.append((dz, dall))
+    for name, ours, plain in zip(("dz", "dall"), *gradients, strict=True):
+        assert_near(name, ours, plain, 1e-5)
 
 
 def test_the_gradient_repeats_bit_by_bit() -> None:
@@ -277,18 +294,34 @@ def test_two_float16_factors_keep_22_bits() -> None:
     assert bool((factors.high.double() / factors.scale - z.double()).abs().max() > 2.0**-16)
 
 
-def test_sources_are_sorted_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("local", "searched"), [(60, 4), (20, 6)])
+def test_sources_are_sorted_once_a_step(
+    monkeypatch: pytest.MonkeyPatch, local: int, searched: int
+) -> None:
+    """Runs are found once, for both passes; the mates of a slice within them, in its backward."""
     sorts: list[int] = []
-    sort = torch.Tensor.sort
+    searches: list[int] = []
+    sort, search = torch.Tensor.sort, torch.searchsorted
 
     def counted(self: torch.Tensor, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
         sorts.append(len(self))
         return sort(self, *rest, **more)
 
+    def counted_search(ids: torch.Tensor, *rest: Any, **more: Any) -> Any:  # noqa: ANN401
+        searches.append(len(ids))
+        return search(ids, *rest, **more)
+
     monkeypatch.setattr(torch.Tensor, "sort", counted)
-    z = descriptors(60, 8).float().requires_grad_()
-    torch.autograd.backward(sscd_loss(z, mixed(60)).total)
-    assert sorts == [120, 60]  # both slots of every row, then the neighbours of KoLeo
+    monkeypatch.setattr(torch, "searchsorted", counted_search)
+    z, sources = descriptors(60, 8).float().requires_grad_(), mixed(60)
+    if local == 60:
+        loss = sscd_loss(z, sources)
+    else:
+        own = z.detach()[:local].requires_grad_()
+        loss = sscd_loss(own, sources[:local], all_z=z, all_sources=sources, row_offset=0)
+    torch.autograd.backward(loss.total)
+    assert sorts == [120, local]  # both slots of every row, then the neighbours of KoLeo
+    assert len(searches) == searched  # begins and ends: of runs, of neighbours, of local mates
 
 
 def test_only_tiles_that_hold_mates_are_marked() -> None:
