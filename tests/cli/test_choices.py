@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +165,29 @@ def test_an_empty_folder_is_not_silence(tmp_path: Path, model: Path, photos: Pat
         ("dedup", "nothing", "--model", model),
         ("index", "nothing", "--to", "b.faiss"),
         ("search", "nothing", "--in", "b.faiss"),
+        ("encode", "nothing", "--to", "d", "--model", model),
+        ("overlap", "nothing", "b.faiss"),
     ):
         assert "no images in nothing" in invoke(*command).stderr
+    said = invoke("normalize", "fit", "nothing", "-o", "n", "--model", model, code=1).stderr
+    assert "error: no images in nothing" in said
+
+
+def test_errors_say_the_next_step(photos: Path) -> None:
+    said = invoke("compare", photos, photos / "photo-1.jpg", code=1).stderr
+    assert "is a folder" in said and "sscd-vec dedup" in said
+    said = invoke("calibrate", "missing", "-o", "n", "--precision", 0.9, code=1).stderr
+    assert "sscd-vec normalize fit" in said
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = invoke("serve", "missing.faiss", "--port", port, code=1).stderr
+    assert said == (
+        f"error: cannot listen on 127.0.0.1:{port} (Address already in use); choose another "
+        "--port, or 0 for a free one\n"
+    )
 
 
 def test_a_report_that_cannot_be_written_fails_before_the_work(
