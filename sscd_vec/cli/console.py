@@ -120,6 +120,7 @@ def with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
+        say("loading …")  # libraries and a model: seconds, on a busy machine many
         try:
             with warnings.catch_warnings():
                 if not debug():

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import socket
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from PIL import Image, ImageOps
 from typer.testing import CliRunner
 
 from sscd_vec.bank.decisions import Decision, Decisions
-from sscd_vec.cli import app
+from sscd_vec.cli import app, console
 from sscd_vec.files import file_sha256
+from sscd_vec.progress import ProgressBar
 from tests.cli.conftest import small
 
 
@@ -178,6 +180,30 @@ def test_errors_say_the_next_step(photos: Path) -> None:
     assert "is a folder" in said and "sscd-vec dedup" in said
     said = invoke("calibrate", "missing", "-o", "n", "--precision", 0.9, code=1).stderr
     assert "sscd-vec normalize fit" in said
+
+
+def test_a_terminal_is_told_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(console, "say", said.append)
+    console.with_exit_codes(lambda: said.append("work"))()
+    assert said == ["loading …", "work"]
+
+
+def test_a_search_of_many_images_shows_how_far_it_is(
+    photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sscd_vec.bank import searching
+
+    run("index", photos, "--to", "b.faiss", "--model", model)
+    shown: list[bool | None] = []
+
+    def bar(title: str, total: int, show: bool | None) -> AbstractContextManager[ProgressBar]:
+        shown.append(show)
+        return nullcontext(ProgressBar())
+
+    monkeypatch.setattr(searching, "progress_bar", bar)
+    run("search", photos, "--in", "b.faiss")
+    assert shown == [None]  # on a terminal
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
