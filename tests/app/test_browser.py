@@ -13,8 +13,9 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -248,6 +249,41 @@ def test_results_are_explained_named_and_taken_away(page: "Page", served: Runnin
     with page.expect_download() as saved:
         page.click("#saveParquet")
     assert pq.read_table(saved.value.path()).to_pylist() == listed
+
+
+def test_files_that_are_no_images_are_named_and_unknown_types_are_tried(
+    context: "BrowserContext", served: Running
+) -> None:
+    page = context.new_page()  # its console names the refused request
+    page.goto(served.address)
+    until(page, "document.getElementById('facts').textContent.includes('12 images')")
+    files = [("notes.pdf", "application/pdf", b"%PDF"), ("phone.heic", "", b"no image at all")]
+    page.set_input_files(
+        "#files", [{"name": name, "mimeType": kind, "buffer": body} for name, kind, body in files]
+    )
+    until(page, "document.querySelectorAll('#results .error').length == 1")
+    assert "phone.heic: " in str(page.locator("#results .error").text_content())
+    assert page.locator("#problem").text_content() == "Not an image: notes.pdf"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"false_match_rate": 0.01, "per": "query"}, "about 1 in 100 searches for an image that"),
+        ({"false_match_rate": 0.01, "per": "comparison"}, "about 1 in 100 pairs of unrelated"),
+    ],
+)
+def test_where_the_threshold_comes_from_is_said_in_words(
+    page: "Page", engine: Engine, options: dict[str, Any], words: str
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(300, engine.bank.normalizer.dim_in))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    engine.bank.replace_normalizer(engine.bank.normalizer.calibrate(rows, force=True, **options))
+    with Running(engine) as running:
+        page.goto(running.address)
+        page.click(".explain summary")
+        until(page, "document.getElementById('meaning').textContent != ''")
+        assert words in str(page.locator("#meaning").text_content())
 
 
 def test_what_a_person_decides_lasts(page: "Page", served: Running) -> None:
