@@ -31,7 +31,7 @@ from sscd_vec.files import find_images
 from tests.app.running import Running
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, FilePayload, Page
 
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -257,10 +257,11 @@ def test_files_that_are_no_images_are_named_and_unknown_types_are_tried(
     page = context.new_page()  # its console names the refused request
     page.goto(served.address)
     until(page, "document.getElementById('facts').textContent.includes('12 images')")
-    files = [("notes.pdf", "application/pdf", b"%PDF"), ("phone.heic", "", b"no image at all")]
-    page.set_input_files(
-        "#files", [{"name": name, "mimeType": kind, "buffer": body} for name, kind, body in files]
-    )
+    files: list[FilePayload] = [
+        {"name": "notes.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"},
+        {"name": "phone.heic", "mimeType": "", "buffer": b"no image at all"},
+    ]
+    page.set_input_files("#files", files)
     until(page, "document.querySelectorAll('#results .error').length == 1")
     assert "phone.heic: " in str(page.locator("#results .error").text_content())
     assert page.locator("#problem").text_content() == "Not an image: notes.pdf"
@@ -372,3 +373,26 @@ def test_report_with_thousands_of_groups(page: "Page", tmp_path: Path) -> None:
         page.click("#export")
     listed = Path(saved.value.path()).read_text().splitlines()
     assert len(listed) == 1500
+
+
+def test_names_in_a_report_are_text_to_a_browser(page: "Page", tmp_path: Path) -> None:
+    names = [
+        '"><img src=x onerror=document.title=1>.jpg',
+        "right\u202egpj.left.jpg",
+        "line\nbreak.jpg",
+    ]
+    images = []
+    for seed, name in enumerate(names):
+        draw(seed).save(tmp_path / name, quality=80)
+        images.append(inspect_image(find_images(tmp_path / name)[0]))
+    members = [BankImage(image.file.id, "", 1, image.file) for image in images]
+    copies = [Copy(*both) for both in zip(members, (1.0, 0.7, 0.6), images, strict=True)]
+    group = CopyGroup(copies[0], tuple(copies[1:]))
+    write_report(tmp_path / "r.html", Copies([group], 0.4, 3, 3, []), title=names[0])
+    page.goto((tmp_path / "r.html").as_uri())
+    page.wait_for_selector(".group")
+    assert page.title() == names[0]
+    assert page.locator("img[onerror]").count() == 0
+    said = str(page.locator(".group").text_content())
+    assert "<img src=x onerror=document.title=1>.jpg" in said
+    assert "left.jpg" in said and "break.jpg" in said
