@@ -156,6 +156,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         name = os.fsencode(error.filename).decode("utf-8", "backslashreplace")
         return f"{name}: {error.strerror}"
+    if isinstance(error, BlockingIOError) and error.strerror:  # a lock that another process holds
+        return f"{error.strerror}. Wait until it ends, or stop it"
     return str(error)
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from sscd_vec.bank.decisions import Decision, Decisions
 from sscd_vec.cli import app, console
 from sscd_vec.files import file_sha256
+from sscd_vec.locks import locked
 from sscd_vec.progress import ProgressBar
 from tests.cli.conftest import small
 
@@ -204,6 +205,16 @@ def test_a_search_of_many_images_shows_how_far_it_is(
     monkeypatch.setattr(searching, "progress_bar", bar)
     run("search", photos, "--in", "b.faiss")
     assert shown == [None]  # on a terminal
+
+
+def test_a_bank_in_use_is_one_sentence_that_names_its_holder(photos: Path, model: Path) -> None:
+    run("index", photos, "--to", "b.faiss", "--model", model)
+    small(7).save(photos / "new.jpg")
+    with locked("b.faiss.bank/lock", purpose="add images"):
+        for _ in range(2):
+            said = invoke("index", photos, "--to", "b.faiss", "--no-wait", code=1).stderr
+            assert said.startswith("error: b.faiss.bank/lock is locked: process ")
+            assert said.endswith("to add images. Wait until it ends, or stop it\n")
 
 
 def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
