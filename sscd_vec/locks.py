@@ -58,13 +58,9 @@ def locked(
     noted = not shared and not place.is_dir()
     try:
         _take(handle, kind, place, wait)
-        if noted:
-            _note_holder(handle, purpose)
-        yield
+        with _holder_noted(handle, purpose) if noted else contextlib.nullcontext():
+            yield
     finally:
-        if noted:
-            with contextlib.suppress(OSError):
-                os.ftruncate(handle, 0)
         os.close(handle)
 
 
@@ -101,7 +97,9 @@ def _take(handle: int, kind: int, place: Path, wait: bool | float) -> None:
         time.sleep(0.02)
 
 
-def _note_holder(handle: int, purpose: str) -> None:
+@contextmanager
+def _holder_noted(handle: int, purpose: str) -> Iterator[None]:
+    """Say in the lock file who holds it; one who did not get the lock must not touch the note."""
     note = {
         "process": os.getpid(),
         "host": socket.gethostname(),
@@ -110,6 +108,11 @@ def _note_holder(handle: int, purpose: str) -> None:
     }
     os.ftruncate(handle, 0)
     os.pwrite(handle, json.dumps(note).encode(), 0)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, 0)
 
 
 @contextmanager

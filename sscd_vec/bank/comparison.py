@@ -95,11 +95,17 @@ class _Pair:
         if not self.at.fits:
             return []
         found = self._generations()
-        if any(one.proves for one in found):
-            return found
+        if found and found[0].proves:
+            return [*self._edits(found[0].against), *found]
         inside = self._inside()
         found += [*self._colour(), *self._outside(), *inside]
         return [*found, *self._detail(is_edited=bool(inside))]
+
+    def _edits(self, which: int) -> list[Finding]:
+        """What was done to the image that is known to be the copy, besides saving it."""
+        found = [Finding(which, "turned or mirrored")] if self.at.turn else []
+        found += [*self._colour(), *self._outside(), *self._inside()]
+        return [one for one in found if one.against == which]
 
     def _colour(self) -> list[Finding]:
         a, b = self.images

@@ -41,7 +41,9 @@ app = typer.Typer(
 
 
 normalize = typer.Typer(
-    cls=console.Group, help="Fit a normalizer: whitening and score normalization."
+    cls=console.Group,
+    help="Fit a normalizer: whitening and score normalization.\n\n"
+    "    sscd-vec normalize fit ~/other-photos --out normalizer.safetensors",
 )
 _NORMALIZE: dict[str, Callable[..., None]] = {"fit": fit, "table": table}
 _COMMANDS: dict[str, Callable[..., None]] = {

@@ -131,7 +131,8 @@ def calibrate_threshold(
         sscd-vec calibrate fitted -o done --labels pairs.csv --precision 0.95
         sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
             --kind tiled --tiles 2
-        sscd-vec calibrate fitted -o done --from-decisions decisions.json --precision 0.95
+        sscd-vec calibrate fitted -o done --from-decisions decisions.json
+            --precision 0.95
     """
     images = ImageReader(partial(load_encoder, model, device), cache)
     crops = (tiles, reference_tiles) if kind == "tiled" else (1, 1)

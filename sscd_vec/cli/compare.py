@@ -20,7 +20,7 @@ from sscd_vec.cli.console import (
     say,
 )
 from sscd_vec.cli.search import evidence_json
-from sscd_vec.files import ImageFile, staging
+from sscd_vec.files import ImageFile, printable_path, staging
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,8 +69,13 @@ def compare(
         raise Failure("--outlines shows what --verify finds: add --verify")
 
     for path in (first, second):
+        if path.is_dir():
+            raise Failure(
+                f"{printable_path(path)} is a folder: name an image, or find the copies in it with "
+                "`sscd-vec dedup`"
+            )
         if not path.is_file():
-            raise Failure(f"{path}: no such file")
+            raise Failure(f"{printable_path(path)}: no such file")
     setup = Setup.without_bank(model, normalizer, device=device)
     encoder, fitted = setup.encoder, setup.normalizer
     rows = encoder.encode([first, second], show_progress=False)

@@ -117,6 +117,7 @@ def with_exit_codes(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(*arguments: object, **options: object) -> None:
+        say("loading …")  # libraries and a model: seconds, on a busy machine many
         try:
             with warnings.catch_warnings():
                 if not debug():
@@ -152,6 +153,8 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         name = os.fsencode(error.filename).decode("utf-8", "backslashreplace")
         return f"{name}: {error.strerror}"
+    if isinstance(error, BlockingIOError) and error.strerror:  # a lock that another process holds
+        return f"{error.strerror}. Wait until it ends, or stop it"
     return str(error)
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from sscd_vec.cli.console import descriptor_cache, list_unreadable
-from sscd_vec.files import ImageFile, Unreadable, find_images
+from sscd_vec.files import ImageFile, Unreadable, find_images, printable_path
 from sscd_vec.progress import progress_bar
 from sscd_vec.shards import DescriptorFiles, holds_descriptors
 
@@ -56,8 +56,15 @@ class ImageReader:
         return self._load()
 
     def find(self, folder: Path) -> list[ImageFile]:
-        """The images of a folder."""
-        return find_images(folder, self.unreadable.append)
+        """The images of a folder.
+
+        Raises:
+            ValueError: There are none.
+        """
+        found = find_images(folder, self.unreadable.append)
+        if not found:
+            raise ValueError(f"no images in {printable_path(folder)}")
+        return found
 
     def describe(self, files: Sequence[ImageFile], tiles: int = 1) -> "list[Described]":
         """Descriptors of the files that can be read, in order."""

@@ -16,6 +16,7 @@ from sscd_vec.cli.console import (
     print_json,
     unreadable_json,
     warn,
+    warn_of_nothing,
 )
 from sscd_vec.files import Unreadable
 from sscd_vec.progress import progress_bar
@@ -109,6 +110,8 @@ def encode(
             f"{figures['unchanged']} of {count(len(shards), 'shard')} were there already"
         )
         list_unreadable(broken)
+        if not planned:
+            warn_of_nothing(images)
     if broken or figures["failed"]:
         raise typer.Exit(SOME_UNREADABLE)
 

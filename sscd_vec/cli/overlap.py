@@ -24,6 +24,7 @@ from sscd_vec.cli.console import (
     say,
     unreadable_json,
     warn,
+    warn_of_nothing,
 )
 from sscd_vec.files import printable_path
 
@@ -80,7 +81,7 @@ def overlap(
     if as_json:
         print_json(_document(found))
     else:
-        _print(found)
+        _print(found, first)
         list_unreadable(found.unreadable)
     if found.unreadable:
         raise typer.Exit(SOME_UNREADABLE)
@@ -118,11 +119,12 @@ def _document(found: "Overlap") -> dict[str, Any]:
     }
 
 
-def _print(found: "Overlap") -> None:
+def _print(found: "Overlap", place: Path) -> None:
     rows = [(one.image.id, *one.copies[0]) for one in found.strongest[:LISTED]]
     print_rows(["image", "match", "score"], rows, title="the strongest")
     if found.share is None or found.interval is None:
-        warn("no image of A could be read")
+        if not found.unreadable:
+            warn_of_nothing([place])
         return
     low, high = found.interval
     warn(

@@ -121,7 +121,9 @@ def search(
         for given in described:
             answers += _searched(opened, given, k, problems)
         for file, answer in zip(
-            files, opened.search_many(files, k, tiles=tiles, scales=scales), strict=True
+            files,
+            opened.search_many(files, k, tiles=tiles, scales=scales, show_progress=None),
+            strict=True,
         ):
             if answer.error:
                 problems.append(Unreadable(file.path, answer.error))

@@ -91,6 +91,7 @@ def serve(
             f"--host {host} opens the bank to other machines: set a --token too (or "
             "SSCD_VEC_TOKEN), and put TLS in front of it"
         )
+    _listen(host, port).close()  # a port in use is said before the model is loaded
     opened = open_bank(
         bank,
         model=model,
@@ -147,6 +148,11 @@ def serve(
         opened.close()
 
 
+def _why(error: OSError) -> str:
+    """The system's words, without the address: that is said already."""
+    return (error.strerror or str(error)).partition(" (while")[0]
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """A socket on which clients can wait from now on."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -154,6 +160,6 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise Failure(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for "
+            f"cannot listen on {host}:{port} ({_why(error)}); choose another --port, or 0 for "
             "a free one"
         ) from error

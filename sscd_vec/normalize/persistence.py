@@ -118,7 +118,9 @@ def read(path: str | Path) -> tuple[dict[str, Any], tuple[str, str]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such normalizer file")
+        raise FileNotFoundError(
+            f"{path}: no such normalizer file; `sscd-vec normalize fit` makes one"
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}

@@ -13,8 +13,9 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -30,7 +31,7 @@ from sscd_vec.files import find_images
 from tests.app.running import Running
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, FilePayload, Page
 
 FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -250,6 +251,42 @@ def test_results_are_explained_named_and_taken_away(page: "Page", served: Runnin
     assert pq.read_table(saved.value.path()).to_pylist() == listed
 
 
+def test_files_that_are_no_images_are_named_and_unknown_types_are_tried(
+    context: "BrowserContext", served: Running
+) -> None:
+    page = context.new_page()  # its console names the refused request
+    page.goto(served.address)
+    until(page, "document.getElementById('facts').textContent.includes('12 images')")
+    files: list[FilePayload] = [
+        {"name": "notes.pdf", "mimeType": "application/pdf", "buffer": b"%PDF"},
+        {"name": "phone.heic", "mimeType": "", "buffer": b"no image at all"},
+    ]
+    page.set_input_files("#files", files)
+    until(page, "document.querySelectorAll('#results .error').length == 1")
+    assert "phone.heic: " in str(page.locator("#results .error").text_content())
+    assert page.locator("#problem").text_content() == "Not an image: notes.pdf"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"false_match_rate": 0.01, "per": "query"}, "about 1 in 100 searches for an image that"),
+        ({"false_match_rate": 0.01, "per": "comparison"}, "about 1 in 100 pairs of unrelated"),
+    ],
+)
+def test_where_the_threshold_comes_from_is_said_in_words(
+    page: "Page", engine: Engine, options: dict[str, Any], words: str
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(300, engine.bank.normalizer.dim_in))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    engine.bank.replace_normalizer(engine.bank.normalizer.calibrate(rows, force=True, **options))
+    with Running(engine) as running:
+        page.goto(running.address)
+        page.click(".explain summary")
+        until(page, "document.getElementById('meaning').textContent != ''")
+        assert words in str(page.locator("#meaning").text_content())
+
+
 def test_what_a_person_decides_lasts(page: "Page", served: Running) -> None:
     page.goto(served.address)
     page.evaluate(DROP, ["suspect.jpg", _jpeg(3)])
@@ -336,3 +373,26 @@ def test_report_with_thousands_of_groups(page: "Page", tmp_path: Path) -> None:
         page.click("#export")
     listed = Path(saved.value.path()).read_text().splitlines()
     assert len(listed) == 1500
+
+
+def test_names_in_a_report_are_text_to_a_browser(page: "Page", tmp_path: Path) -> None:
+    names = [
+        '"><img src=x onerror=document.title=1>.jpg',
+        "right\u202egpj.left.jpg",
+        "line\nbreak.jpg",
+    ]
+    images = []
+    for seed, name in enumerate(names):
+        draw(seed).save(tmp_path / name, quality=80)
+        images.append(inspect_image(find_images(tmp_path / name)[0]))
+    members = [BankImage(image.file.id, "", 1, image.file) for image in images]
+    copies = [Copy(*both) for both in zip(members, (1.0, 0.7, 0.6), images, strict=True)]
+    group = CopyGroup(copies[0], tuple(copies[1:]))
+    write_report(tmp_path / "r.html", Copies([group], 0.4, 3, 3, []), title=names[0])
+    page.goto((tmp_path / "r.html").as_uri())
+    page.wait_for_selector(".group")
+    assert page.title() == names[0]
+    assert page.locator("img[onerror]").count() == 0
+    said = str(page.locator(".group").text_content())
+    assert "<img src=x onerror=document.title=1>.jpg" in said
+    assert "left.jpg" in said and "break.jpg" in said

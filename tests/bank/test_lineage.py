@@ -135,6 +135,21 @@ def test_reasons_say_what_was_done(tmp_path: Path) -> None:
         assert word in choice.reasons[0], (name, choice)
 
 
+def test_reasons_of_a_file_saved_again_say_what_was_done_too(tmp_path: Path) -> None:
+    original = write(tmp_path / "o.jpg", photo(8), 88)
+    words = {
+        "bar above": "a margin or bar was added",
+        "caption": "something was put on it",
+        "crop": "a crop",
+        "turned": "turned or mirrored",
+        "grey": "without colour",
+    }
+    for name, word in words.items():
+        copy = write(tmp_path / "c.jpg", EDITS[name](reopened(original)), 95)
+        reason = choose_original([copy, original]).reasons[0]
+        assert reason == f"{word}; made from another one and saved again", name
+
+
 def test_what_cannot_be_told_is_unsure(tmp_path: Path) -> None:
     """A mirrored PNG has lost nothing; two shrunk and cropped copies have each lost something."""
     image = photo(8)

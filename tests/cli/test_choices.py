@@ -3,6 +3,8 @@
 import csv
 import json
 import shutil
+import socket
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ from PIL import Image, ImageOps
 from typer.testing import CliRunner
 
 from sscd_vec.bank.decisions import Decision, Decisions
-from sscd_vec.cli import app
+from sscd_vec.cli import app, console
 from sscd_vec.files import file_sha256
+from sscd_vec.locks import locked
+from sscd_vec.progress import ProgressBar
 from tests.cli.conftest import small
 
 
@@ -164,8 +168,63 @@ def test_an_empty_folder_is_not_silence(tmp_path: Path, model: Path, photos: Pat
         ("dedup", "nothing", "--model", model),
         ("index", "nothing", "--to", "b.faiss"),
         ("search", "nothing", "--in", "b.faiss"),
+        ("encode", "nothing", "--to", "d", "--model", model),
+        ("overlap", "nothing", "b.faiss"),
     ):
         assert "no images in nothing" in invoke(*command).stderr
+    said = invoke("normalize", "fit", "nothing", "-o", "n", "--model", model, code=1).stderr
+    assert "error: no images in nothing" in said
+
+
+def test_errors_say_the_next_step(photos: Path) -> None:
+    said = invoke("compare", photos, photos / "photo-1.jpg", code=1).stderr
+    assert "is a folder" in said and "sscd-vec dedup" in said
+    said = invoke("calibrate", "missing", "-o", "n", "--precision", 0.9, code=1).stderr
+    assert "sscd-vec normalize fit" in said
+
+
+def test_a_terminal_is_told_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(console, "say", said.append)
+    console.with_exit_codes(lambda: said.append("work"))()
+    assert said == ["loading …", "work"]
+
+
+def test_a_search_of_many_images_shows_how_far_it_is(
+    photos: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sscd_vec.bank import searching
+
+    run("index", photos, "--to", "b.faiss", "--model", model)
+    shown: list[bool | None] = []
+
+    def bar(title: str, total: int, show: bool | None) -> AbstractContextManager[ProgressBar]:
+        shown.append(show)
+        return nullcontext(ProgressBar())
+
+    monkeypatch.setattr(searching, "progress_bar", bar)
+    run("search", photos, "--in", "b.faiss")
+    assert shown == [None]  # on a terminal
+
+
+def test_a_bank_in_use_is_one_sentence_that_names_its_holder(photos: Path, model: Path) -> None:
+    run("index", photos, "--to", "b.faiss", "--model", model)
+    small(7).save(photos / "new.jpg")
+    with locked("b.faiss.bank/lock", purpose="add images"):
+        for _ in range(2):
+            said = invoke("index", photos, "--to", "b.faiss", "--no-wait", code=1).stderr
+            assert said.startswith("error: b.faiss.bank/lock is locked: process ")
+            assert said.endswith("to add images. Wait until it ends, or stop it\n")
+
+
+def test_a_port_in_use_is_said_before_anything_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        said = invoke("serve", "missing.faiss", "--port", port, code=1).stderr
+    assert said == (
+        f"error: cannot listen on 127.0.0.1:{port} (Address already in use); choose another "
+        "--port, or 0 for a free one\n"
+    )
 
 
 def test_a_report_that_cannot_be_written_fails_before_the_work(

@@ -538,6 +538,7 @@ def test_examples_in_the_help_keep_their_lines_and_options_their_brackets() -> N
         assert "    sscd-vec " in help_text(command), f"{name}: no example"
         for line in help_text(command).splitlines():
             assert line.count("sscd-vec ") <= 1, f"{name}: examples run together: {line}"
+            assert len(line) <= 79 or not line.startswith(" "), f"{name}: too wide: {line}"
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
             for option in getattr(parameter.annotation, "__metadata__", ()):
                 # Square brackets are markup to the help's printer: it would leave them out.

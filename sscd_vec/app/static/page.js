@@ -64,8 +64,13 @@ function thresholdMeaning({ threshold, threshold_facts: facts }) {
   const value = threshold.toFixed(3);
   if (facts.source !== "calibrated") return "This server was told to call everything from " + value + " on a copy.";
   const interval = facts.interval ? " (between " + facts.interval.map(end => end.toFixed(3)).join(" and ") + ", as far as that sample tells)" : "";
-  const goal = facts.target === "precision" ? "so that " + Math.round(100 * facts.wanted) + " % of the pairs above it were copies" : "for " + facts.target.replaceAll("_", " ") + " " + facts.wanted;
-  return "The threshold " + value + interval + " was calibrated on labelled images " + goal + (facts.note ? ": " + facts.note : "") + ".";
+  return "The threshold " + value + interval + " was calibrated so that " + promise(facts) + (facts.note ? ": " + facts.note : "") + ".";
+}
+
+function promise({ target, wanted }) {
+  if (target === "precision") return Math.round(100 * wanted) + " % of the judged pairs above it were copies";
+  const rare = "about 1 in " + Math.round(1 / wanted).toLocaleString();
+  return target === "false_match_rate_per_query" ? rare + " searches for an image that is not in the bank finds a false copy" : rare + " pairs of unrelated images scores as high";
 }
 
 // ---------------------------------------------------------------- searching
@@ -310,17 +315,22 @@ function show(tab) {
 
 // ---------------------------------------------------------------- events
 
-const imageFiles = list => [...list].filter(file => file.type.startsWith("image/"));
-$("files").onchange = () => { search(imageFiles($("files").files)); $("files").value = "" };
+// Some browsers know no type of a phone's HEIC: the server says what it can read.
+const isImage = file => !file.type || file.type.startsWith("image/");
+function take(list) {
+  const files = [...list].filter(isImage), others = [...list].filter(file => !isImage(file));
+  if (files.length) { show("search"); search(files) }
+  if (others.length) problem("Not an image: " + others.map(file => file.name).join(", "));
+}
+$("files").onchange = () => { take($("files").files); $("files").value = "" };
 addEventListener("dragover", event => { event.preventDefault(); $("drop").classList.add("over") });
 addEventListener("dragleave", event => { if (!event.relatedTarget) $("drop").classList.remove("over") });
 addEventListener("drop", event => {
   event.preventDefault();
   $("drop").classList.remove("over");
-  const files = imageFiles(event.dataTransfer.files);
-  if (files.length) { show("search"); search(files) } else problem("That is not an image file.");
+  take(event.dataTransfer.files);
 });
-addEventListener("paste", event => { const files = imageFiles(event.clipboardData.files); if (files.length) search(files) });
+addEventListener("paste", event => take(event.clipboardData.files));
 $("threshold").oninput = () => { localStorage.setItem("threshold", $("threshold").value); setThreshold($("threshold").value) };
 $("calibrated").onclick = () => { localStorage.removeItem("threshold"); setThreshold(state.info.threshold) };
 $("saveCsv").onclick = () => save("matches.csv", "text/csv", toCsv(exportedRows()));
