@@ -3,7 +3,8 @@
 Order of refusal, cheapest first: unknown host (400, DNS rebinding), foreign origin (403), declared
 body too large (413), no token (401), too many requests waiting (503 with ``Retry-After``). Then
 the body is counted as it arrives (413), with those of the other requests (503), against a clock
-(408 while receiving, 503 afterwards).
+(408 while receiving, 503 afterwards). Only then the request takes one of the slots, so uploads that
+trickle in keep nobody waiting.
 ``connections`` guards what comes before a request: idle connections and slow headers.
 """
 
@@ -13,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +29,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+LARGE_BODY, PIECE = 2**18, 2**16  # bytes
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # The page itself and liveness carry no data, so they need no token and no slot.
 OPEN = ("/", "/docs", "/openapi.json", "/health")
@@ -134,6 +137,7 @@ class Guard:
         self.token = token
         self.hosts = hosts
         self.slots = asyncio.Semaphore(limits.concurrent)
+        self.large = asyncio.Semaphore(max(1, limits.concurrent // 2))
         self.admitted = 0
         self.held = 0  # bytes of bodies
 
@@ -180,8 +184,10 @@ class Guard:
         self.admitted += 1
         body = _Body(receive, self)
         try:
-            async with asyncio.timeout(self.limits.timeout), self.slots:
-                await self.app(scope, body, answer)
+            async with asyncio.timeout(self.limits.timeout):
+                await body.receive_all()
+                async with self._turn(body.count), self.slots:
+                    await self.app(scope, body, answer)
         except TimeoutError as error:
             self.metrics.refuse("timeout")
             status = 503 if body.complete else 408
@@ -189,6 +195,10 @@ class Guard:
         finally:
             self.admitted -= 1
             self.held -= body.count
+
+    def _turn(self, received: int) -> AbstractAsyncContextManager[object]:
+        """Large bodies share half of the slots: small ones never wait for a crowd of them."""
+        return self.large if received > LARGE_BODY else nullcontext()
 
     def _check_host(self, headers: MutableMapping[str, str]) -> None:
         try:
@@ -236,26 +246,47 @@ def _route(scope: Scope) -> str:
 
 
 class _Body:
-    """Counts a request's bytes as they arrive."""
+    """Receives a request's body, counting its bytes, and hands it to the app in pieces."""
 
     def __init__(self, receive: Receive, guard: Guard) -> None:
         self.receive = receive
         self.guard = guard
         self.count = 0
         self.complete = False
+        self.left = bytearray()
+        self.given = False
 
     async def __call__(self) -> Message:
-        message = await self.receive()
-        received = len(message.get("body", b""))
-        self.count += received
-        self.guard.held += received
+        if self.given:
+            return await self.receive()
+        await asyncio.sleep(0)  # others go on while a large form is read
+        piece = bytes(self.left[:PIECE])
+        del self.left[:PIECE]
+        self.given = not self.left
+        return {"type": "http.request", "body": piece, "more_body": not self.given}
+
+    async def receive_all(self) -> None:
+        """Receive the body.
+
+        Raises:
+            Refused: 400 if it broke off, 413 if it is too large, 503 if all of them together are.
+        """
+        while not self.complete:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "the upload broke off", unread=True)
+            self._take(message.get("body", b""))
+            self.complete = not message.get("more_body", False)
+
+    def _take(self, received: bytes) -> None:
+        self.count += len(received)
+        self.guard.held += len(received)
         if self.count > self.guard.limits.body:
             raise self.guard._too_large(f"more than {self.guard.limits.body}")
         if self.guard.held > self.guard.limits.bodies:
             self.guard.metrics.refuse("bodies")
             raise Refused(503, "too many large uploads at once; try again soon", unread=True)
-        self.complete = self.complete or not message.get("more_body", False)
-        return message
+        self.left += received
 
 
 class _Answer:
