@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from sscd_vec.app.answers import LONGEST_NAME
@@ -99,18 +99,27 @@ async def read_upload(request: Request, limits: Limits) -> Upload:
 
 
 async def _read_form(request: Request, limits: Limits, upload: Upload) -> None:
+    parser = MultiPartParser(
+        request.headers,
+        request.stream(),
+        max_files=limits.files,
+        max_fields=16,
+        max_part_size=4096,
+    )
+    parser.spool_max_size = limits.body  # in memory, as the body is: a full disk refuses no search
     try:
-        async with request.form(max_files=limits.files, max_fields=16, max_part_size=4096) as form:
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    upload.add(await value.read(), value.filename)
-                else:
-                    upload.fields[name] = value
-    except HTTPException as error:  # what Starlette makes of a form it cannot read
-        status = 413 if "Too many" in error.detail else 400
-        raise Refused(status, f"the form cannot be read: {error.detail}") from error
+        form = await parser.parse()
+    except MultiPartException as error:
+        status = 413 if "Too many" in error.message else 400
+        raise Refused(status, f"the form cannot be read: {error.message}") from error
     except (ValueError, KeyError) as error:
         raise Refused(400, f"the form cannot be read: {error}") from error
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            upload.add(await value.read(), value.filename)
+        else:
+            upload.fields[name] = value
+    await form.close()
 
 
 class Lane:

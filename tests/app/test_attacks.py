@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -328,6 +329,35 @@ def test_heatmap_keys_are_bounded(client: TestClient, key: str) -> None:
 def test_ids_are_bounded(client: TestClient, body: str, status: int) -> None:
     answer = client.post("/remove", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    "kinds", [["application/json"], [], ["application/json", "image/png"]], ids=str
+)
+def test_json_that_would_grow_in_memory_is_refused_unread(
+    client: TestClient, kinds: list[str]
+) -> None:
+    """Empty lists: 32 MiB of them become a gigabyte, and the server does nothing else meanwhile."""
+    bomb = b'{"ids": [' + b"[[]]," * 2**20 + b"[]]}"
+    headers = [("content-type", kind) for kind in kinds]
+    for path in ("/remove", "/decide", "/parquet"):
+        answer = client.post(path, content=bomb, headers=headers)
+        assert answer.status_code == 413, answer.text
+        pieces = (bomb[start : start + 2**20] for start in range(0, len(bomb), 2**20))
+        assert client.post(path, content=pieces, headers=headers).status_code == 413
+
+
+def test_a_full_disk_refuses_no_search(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms stay in memory: what is larger than a megabyte was written to a temporary file."""
+
+    def rollover(self: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", rollover)
+    noise = np.random.default_rng(1).integers(0, 256, (700, 700, 3), np.uint8)
+    large = encoded(Image.fromarray(noise), "PNG")
+    assert len(large) > 2**20
+    assert client.post("/search", files={"image": ("x", large)}).status_code == 200
 
 
 def test_a_file_name_of_any_codec_is_echoed_as_text(client: TestClient) -> None:

@@ -22,7 +22,7 @@ from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.uploads import Budget
 from sscd_vec.app.worker import Worker
 
-HEADERS = [(b"host", b"localhost")]
+HEADERS = [(b"host", b"localhost"), (b"content-type", b"image/png")]
 
 
 def _scope(method: str = "POST", headers: list[tuple[bytes, bytes]] | None = None) -> Scope:
@@ -110,14 +110,18 @@ def test_uploads_are_counted_together() -> None:
             await _ok(scope, receive, send)
 
         async def large() -> Message:
-            return {"type": "http.request", "body": bytes(100), "more_body": False}
+            return {"type": "http.request", "body": bytes(LARGE_BODY + 1), "more_body": False}
 
-        guard = Guard(reading, Limits(body=100), Metrics())
+        guard = Guard(reading, Limits(body=LARGE_BODY + 1, concurrent=8), Metrics())
         asked = [asyncio.create_task(_ask(guard, large)) for _ in range(4)]
         await asyncio.sleep(0.05)
         ((status, headers),) = [task.result() for task in asked if task.done()]
         assert (status, headers[b"retry-after"], headers[b"connection"]) == (503, b"1", b"close")
+        small = asyncio.create_task(_ask(guard))
+        await asyncio.sleep(0.05)
+        assert not small.done()  # let in: what large ones hold is not counted against it
         release.set()
+        assert (await small)[0] == 200
         statuses = [status for status, _ in await asyncio.gather(*asked)]
         assert sorted(statuses) == [200, 200, 200, 503]
         assert guard.held == 0
