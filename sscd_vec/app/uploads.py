@@ -214,13 +214,9 @@ class Decoding:
             raise Refused(422, "the image is empty")
         if content.startswith(ICON):
             raise Refused(415, "an icon; send its image as PNG or JPEG")
-        if await run_in_threadpool(_is_polyglot, content):
-            raise Refused(415, "the file is an image and something else at once; send only one")
         try:
             async with self._small.enter():
-                measured = await run_in_threadpool(
-                    self._fast.measure, content, **_reduced(DRAFT_SIDE)
-                )
+                measured = await run_in_threadpool(self._inspect, content)
         except ImageError as error:
             raise _refusal(error) from error
         cost = Cost.of(measured, content)
@@ -231,6 +227,13 @@ class Decoding:
                 "it smaller",
             )
         return cost
+
+    def _inspect(self, content: bytes) -> Measured:
+        """Read a header; what may be decoded is then searched for what else it may be."""
+        measured = self._fast.measure(content, **_reduced(DRAFT_SIDE))
+        if _is_polyglot(content):
+            raise Refused(415, "the file is an image and something else at once; send only one")
+        return measured
 
     def _lane(self, costs: "Sequence[Cost]") -> Lane | None:
         """Where a request with these images waits for its turn; None if all of them are small."""
