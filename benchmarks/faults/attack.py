@@ -5,7 +5,7 @@
 - ``bombs``: small uploads that are huge or endless when decoded, 24 at a time, while an honest
   client searches; before each round it searches alone, because a busy machine is slow without any
   bomb too. Figures: its waiting times and failures, and the peak memory of the server, alone and
-  with its decoders (shared pages count once, and in the sum of resident sets once per process).
+  with its decoders: its resident set, and what is private of theirs (the rest it has too).
 - ``neighbours``: good heatmaps and removals with bad ones between them.
 - ``idle``: connections that say nothing, and ``/health`` beside them.
 
@@ -39,7 +39,6 @@ CAMPAIGNS = ("bombs", "neighbours", "idle")
 IMAGES = 12
 AT_ONCE = 24
 ALONE = 4  # searches before each round
-NEAR_PEAK = 0.95
 Figures = dict[str, object]
 Sent = Coroutine[object, object, int]
 
@@ -63,7 +62,7 @@ class Program:
         )
         assert self._server.stdout is not None
         self.url = str(json.loads(self._server.stdout.readline())["url"])
-        self.peak = self.tree_peak = self.resident_peak = 0
+        self.peak = self.tree_peak = 0
         self.loads: list[float] = []
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._watching.start()
@@ -75,33 +74,21 @@ class Program:
 
     def _watch(self) -> None:
         while self._server.poll() is None:
-            pids = [self._server.pid, *started(self._server.pid)]
-            resident = sum(resident_mib(pid) for pid in pids)
-            if resident >= NEAR_PEAK * self.resident_peak:  # shares of pages take long to count
-                shares = [memory_mib(pid) for pid in pids]
-                self.peak = max(self.peak, shares[0])
-                self.tree_peak = max(self.tree_peak, sum(shares))
-            self.resident_peak = max(self.resident_peak, resident)
+            own = _mib(self._server.pid, "status", "VmRSS:")
+            decoders = started(self._server.pid)
+            private = sum(_mib(pid, "smaps_rollup", "Private_") for pid in decoders)
+            self.peak, self.tree_peak = max(self.peak, own), max(self.tree_peak, own + private)
             self.loads.append(os.getloadavg()[0])
             time.sleep(0.05)
 
 
-def resident_mib(pid: int) -> int:
-    """Memory of a process, with all pages it shares with others."""
-    return _kib(pid, "status", "VmRSS") // 1024
-
-
-def memory_mib(pid: int) -> int:
-    """Memory of a process, with its part of the pages it shares with others."""
-    return _kib(pid, "smaps_rollup", "Pss") // 1024
-
-
-def _kib(pid: int, file: str, name: str) -> int:
+def _mib(pid: int, file: str, start: str) -> int:
+    """Memory of a process: the sum of all lines that start so."""
     try:
         lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     except OSError:  # it has ended
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+    return sum(int(line.split()[1]) for line in lines if line.startswith(start)) // 1024
 
 
 def children(pid: int) -> list[int]:
@@ -289,11 +276,7 @@ def main() -> None:
             finally:
                 program.stop()
         figures |= {
-            "peak_mib": {
-                "server": program.peak,
-                "with_decoders": program.tree_peak,
-                "sum_of_resident_sets": program.resident_peak,
-            },
+            "peak_mib": {"server": program.peak, "with_decoders": program.tree_peak},
             "load_average_of_the_machine": round(float(np.mean(program.loads)), 1),
         }
         print(campaign, figures, flush=True)
