@@ -3,8 +3,9 @@
     python benchmarks faults/attack [--campaigns bombs neighbours idle] [--rounds 4]
 
 - ``bombs``: small uploads that are huge or endless when decoded, 24 at a time, while an honest
-  client searches. Figures: its waiting times and failures, and the peak memory of the server, alone
-  and with its decoders.
+  client searches; before each round it searches alone, because a busy machine is slow without any
+  bomb too. Figures: its waiting times and failures, and the peak memory of the server, alone and
+  with its decoders: its resident set, and what is private of theirs (the rest it has too).
 - ``neighbours``: good heatmaps and removals with bad ones between them.
 - ``idle``: connections that say nothing, and ``/health`` beside them.
 
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 
 import httpx2 as httpx
@@ -37,6 +38,7 @@ from sscd_vec.cli.pictures import draw
 CAMPAIGNS = ("bombs", "neighbours", "idle")
 IMAGES = 12
 AT_ONCE = 24
+ALONE = 4  # searches before each round
 Figures = dict[str, object]
 Sent = Coroutine[object, object, int]
 
@@ -72,22 +74,21 @@ class Program:
 
     def _watch(self) -> None:
         while self._server.poll() is None:
-            own = resident_mib(self._server.pid)
-            tree = own + sum(map(resident_mib, started(self._server.pid)))
-            self.peak, self.tree_peak = max(self.peak, own), max(self.tree_peak, tree)
+            own = _mib(self._server.pid, "status", "VmRSS:")
+            decoders = started(self._server.pid)
+            private = sum(_mib(pid, "smaps_rollup", "Private_") for pid in decoders)
+            self.peak, self.tree_peak = max(self.peak, own), max(self.tree_peak, own + private)
             self.loads.append(os.getloadavg()[0])
             time.sleep(0.05)
 
 
-def resident_mib(pid: int) -> int:
-    """Memory of a process."""
+def _mib(pid: int, file: str, start: str) -> int:
+    """Memory of a process: the sum of all lines that start so."""
     try:
-        fields = dict(
-            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        )
-        return int(fields["VmRSS"].split()[0]) // 1024
-    except (OSError, KeyError):  # it has ended
+        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    except OSError:  # it has ended
         return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(start)) // 1024
 
 
 def children(pid: int) -> list[int]:
@@ -118,53 +119,71 @@ def _command_line(pid: int) -> bytes:
 # ------------------------------------------------------------------ campaigns over HTTP
 
 
+class Honest:
+    """A client that searches for one small image again and again."""
+
+    def __init__(self, session: httpx.AsyncClient) -> None:
+        """Nothing is asked yet."""
+        self._session = session
+        self._image = encoded(draw(3).resize((320, 240)), "JPEG", quality=80)
+        self.alone: list[float] = []
+        self.beside: list[float] = []
+        self.failures = 0
+
+    async def search(self, waits: list[float]) -> None:
+        """Ask once and rest."""
+        begun = time.monotonic()
+        try:
+            answer = await self._session.post("/search", files={"image": ("x", self._image)})
+            self.failures += answer.status_code != 200
+        except httpx.HTTPError:
+            self.failures += 1
+        waits.append(time.monotonic() - begun)
+        await asyncio.sleep(0.2)
+
+    async def search_beside(self, attack: Iterable[Coroutine[object, object, None]]) -> None:
+        """Search alone for a while, then until an attack is over."""
+        for _ in range(ALONE):
+            await self.search(self.alone)
+        running = [asyncio.create_task(one) for one in attack]
+        while not all(one.done() for one in running):
+            await self.search(self.beside)
+        await asyncio.gather(*running)
+
+
 async def attack_with_bombs(url: str, rounds: int, seed: int) -> Figures:
     """Bombs of every kind, many at once, beside an honest client."""
     chosen = random.Random(seed)
     kinds = bombs()
     statuses: Counter[str] = Counter()
-    waits: list[float] = []
-    failures = 0
-    finished = asyncio.Event()
-    honest = encoded(draw(3).resize((320, 240)), "JPEG", quality=80)
 
     async with httpx.AsyncClient(base_url=url, timeout=120) as session:
-        await session.post("/search", files={"image": ("x", honest)})  # everything is loaded
-
-        async def search() -> None:
-            nonlocal failures
-            while not finished.is_set():
-                begun = time.monotonic()
-                try:
-                    answer = await session.post("/search", files={"image": ("x", honest)})
-                    failures += answer.status_code != 200
-                except httpx.HTTPError:
-                    failures += 1
-                waits.append(time.monotonic() - begun)
-                await asyncio.sleep(0.2)
+        honest = Honest(session)
+        await honest.search([])  # everything is loaded
 
         async def bomb(name: str) -> None:
-            path = chosen.choice(("/search", "/add"))
-            answer = await session.post(path, files={"image": ("x", kinds[name])})
+            files = [("image", ("x", content)) for content in kinds[name]]
+            answer = await session.post(chosen.choice(("/search", "/add")), files=files)
             statuses[f"{name} {answer.status_code}"] += 1
 
-        client = asyncio.create_task(search())
-        for _ in range(rounds):
-            await asyncio.gather(*(bomb(chosen.choice(list(kinds))) for _ in range(AT_ONCE)))
-        for name in kinds:  # and all of one kind at once
-            await asyncio.gather(*(bomb(name) for _ in range(AT_ONCE)))
-        finished.set()
-        await client
+        mixed = [chosen.choices(list(kinds), k=AT_ONCE) for _ in range(rounds)]
+        for names in [*mixed, *([name] * AT_ONCE for name in kinds)]:
+            await honest.search_beside(map(bomb, names))
     return {
         "bombs": sum(statuses.values()),
         "statuses": dict(sorted(statuses.items())),
-        "honest_searches": len(waits),
-        "honest_failures": failures,
-        "honest_above_2_seconds": sum(wait > 2 for wait in waits),
-        "honest_seconds": {
-            f"p{p}": round(float(np.percentile(waits, p)), 2) for p in (50, 90, 100)
-        },
+        "honest_searches": len(honest.beside),
+        "honest_failures": honest.failures,
+        "honest_above_2_seconds": sum(wait > 2 for wait in honest.beside),
+        "honest_seconds": _quantiles(honest.beside),
+        "searches_without_bombs": len(honest.alone),
+        "above_2_seconds_without_bombs": sum(wait > 2 for wait in honest.alone),
+        "seconds_without_bombs": _quantiles(honest.alone),
     }
+
+
+def _quantiles(waits: list[float]) -> dict[str, float]:
+    return {f"p{p}": round(float(np.percentile(waits, p)), 2) for p in (50, 90, 100)}
 
 
 async def attack_neighbours(url: str, good: int, bad: int) -> Figures:

@@ -1,4 +1,4 @@
-"""Small files that are huge, or endless, when they are decoded."""
+"""Small requests that are huge, or endless, when their images are decoded."""
 
 import io
 import struct
@@ -19,9 +19,9 @@ def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:  # noqa: AN
 
 
 @cache
-def bombs() -> dict[str, bytes]:
-    """One of each kind; none is above 3 MB."""
-    return {
+def bombs() -> dict[str, list[bytes]]:
+    """The images of one request of each kind; none is above 4 MB."""
+    single = {
         "TIFF, one tile of 46336²": tile_bomb(46336),
         "TIFF, 200 000 tags": tag_bomb(200_000),
         "JPEG, 12 000 scans": scan_bomb(12_000),
@@ -38,6 +38,8 @@ def bombs() -> dict[str, bytes]:
         "WebP, 26 megapixels": encoded(Image.new("RGB", (5100, 5100)), "WEBP", lossless=True),
         "WebP, 100 megapixels": encoded(Image.new("RGB", (10_000, 10_000)), "WEBP", lossless=True),
     }
+    album = 16 * [single["PNG, 15 megapixels of one colour"]]
+    return {name: [bomb] for name, bomb in single.items()} | {"album of 16 PNG": album}
 
 
 def tile_bomb(side: int) -> bytes:

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sscd_vec.bank import BankMatch
 from sscd_vec.normalize import Grade
 
-LARGEST_K, LARGEST_PAGE, LARGEST_REMOVAL, LARGEST_EXPORT = 100, 200, 10_000, 50_000
+LARGEST_K, LARGEST_PAGE, LARGEST_REMOVAL, LARGEST_EXPORT = 100, 200, 10_000, 10_000
 LARGEST_KEY = 2**62
 LONGEST_ID, LONGEST_TEXT, LONGEST_NAME = 8192, 1000, 255
 

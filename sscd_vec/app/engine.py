@@ -101,6 +101,7 @@ class Engine:
         """The kinds of work, for the worker."""
         return {
             "search": self.search,
+            "large search": self.search,
             "add": self.add,
             "decide": lambda rulings: [_outcome(self.decide, ruling) for ruling in rulings],
             "remove": lambda batches: [_outcome(self.remove, ids) for ids in batches],

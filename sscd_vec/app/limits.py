@@ -3,7 +3,8 @@
 Order of refusal, cheapest first: unknown host (400, DNS rebinding), foreign origin (403), declared
 body too large (413), no token (401), too many requests waiting (503 with ``Retry-After``). Then
 the body is counted as it arrives (413), with those of the other requests (503), against a clock
-(408 while receiving, 503 afterwards).
+(408 while receiving, 503 afterwards). Only then the request takes one of the slots, so uploads that
+trickle in keep nobody waiting.
 ``connections`` guards what comes before a request: idle connections and slow headers.
 """
 
@@ -13,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +29,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+LARGE_BODY, PIECE = 2**18, 2**16  # bytes
+FORMS = (b"multipart/form-data", b"application/octet-stream")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 # The page itself and liveness carry no data, so they need no token and no slot.
 OPEN = ("/", "/docs", "/openapi.json", "/health")
@@ -54,7 +58,8 @@ class Limits:
     """What one client, or all of them, may ask for.
 
     Attributes:
-        body: Bytes of one request.
+        body: Bytes of one request with images.
+        text: Bytes of one without: JSON grows thirtyfold in memory, and nothing goes on meanwhile.
         files: Images of one request.
         pixels: Width times height of one image, checked before it is decoded.
         concurrent: Requests worked on at once.
@@ -67,6 +72,7 @@ class Limits:
     """
 
     body: int = 32 * 2**20
+    text: int = 4 * 2**20
     files: int = 16
     pixels: int = 64_000_000
     concurrent: int = 16
@@ -134,6 +140,8 @@ class Guard:
         self.token = token
         self.hosts = hosts
         self.slots = asyncio.Semaphore(limits.concurrent)
+        self.large = asyncio.Semaphore(max(1, limits.concurrent // 2))
+        self.texts = asyncio.Semaphore(1)
         self.admitted = 0
         self.held = 0  # bytes of bodies
 
@@ -164,9 +172,8 @@ class Guard:
         }
         self._check_host(headers)
         self._check_origin(scope["method"], headers)
-        declared = headers.get("content-length", "0")
-        if whole_number(declared, 0, self.limits.body) is None:
-            raise self._too_large(declared)
+        body = _Body(receive, self, _brings_images(scope))
+        body.check_size(headers.get("content-length", "0"))
         path = scope["path"]
         if scope["method"] == "HEAD":  # the same answer; the protocol leaves out its body
             scope = {**scope, "method": "GET"}
@@ -178,10 +185,11 @@ class Guard:
             self.metrics.refuse("busy")
             raise Refused(503, "too many requests are waiting; try again in a second")
         self.admitted += 1
-        body = _Body(receive, self)
         try:
-            async with asyncio.timeout(self.limits.timeout), self.slots:
-                await self.app(scope, body, answer)
+            async with asyncio.timeout(self.limits.timeout):
+                await body.receive_all()
+                async with self._turn(body), self.slots:
+                    await self.app(scope, body, answer)
         except TimeoutError as error:
             self.metrics.refuse("timeout")
             status = 503 if body.complete else 408
@@ -189,6 +197,12 @@ class Guard:
         finally:
             self.admitted -= 1
             self.held -= body.count
+
+    def _turn(self, body: "_Body") -> AbstractAsyncContextManager[object]:
+        """Large uploads share half of the slots, large texts one: small ones wait for no crowd."""
+        if not body.is_large:
+            return nullcontext()
+        return self.large if body.has_images else self.texts
 
     def _check_host(self, headers: MutableMapping[str, str]) -> None:
         try:
@@ -214,11 +228,12 @@ class Guard:
         if not hmac.compare_digest(given.encode(), self.token.encode()):
             raise Refused(401, "expected the header 'Authorization: Bearer TOKEN'")
 
-    def _too_large(self, declared: str) -> Refused:
-        self.metrics.refuse("body")
-        return Refused(
-            413, f"a request may have {self.limits.body} bytes, this one has {declared[:20]}"
-        )
+
+def _brings_images(scope: Scope) -> bool:
+    """Whether a request is an upload, whichever of its content types is believed."""
+    kinds = [value for key, value in scope["headers"] if key.lower() == b"content-type"]
+    plain = [kind.split(b";")[0].strip().lower() for kind in kinds]
+    return bool(plain) and all(kind in FORMS or kind.startswith(b"image/") for kind in plain)
 
 
 def whole_number(text: str, low: int, high: int) -> int | None:
@@ -236,26 +251,60 @@ def _route(scope: Scope) -> str:
 
 
 class _Body:
-    """Counts a request's bytes as they arrive."""
+    """Receives a request's body, counting its bytes, and hands it to the app in pieces."""
 
-    def __init__(self, receive: Receive, guard: Guard) -> None:
+    def __init__(self, receive: Receive, guard: Guard, has_images: bool) -> None:
         self.receive = receive
         self.guard = guard
+        self.has_images = has_images
+        limits = guard.limits
+        self.most = limits.body if has_images else min(limits.text, limits.body)
         self.count = 0
         self.complete = False
+        self.left = bytearray()
+        self.given = False
 
     async def __call__(self) -> Message:
-        message = await self.receive()
-        received = len(message.get("body", b""))
-        self.count += received
-        self.guard.held += received
-        if self.count > self.guard.limits.body:
-            raise self.guard._too_large(f"more than {self.guard.limits.body}")
-        if self.guard.held > self.guard.limits.bodies:
+        if self.given:
+            return await self.receive()
+        await asyncio.sleep(0)  # others go on while a large form is read
+        piece = bytes(self.left[:PIECE])
+        del self.left[:PIECE]
+        self.given = not self.left
+        return {"type": "http.request", "body": piece, "more_body": not self.given}
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is more than what is always let in."""
+        return self.count > LARGE_BODY
+
+    def check_size(self, size: str) -> None:
+        """Refuse more bytes than such a request may have."""
+        if whole_number(size, 0, self.most) is None:
+            self.guard.metrics.refuse("body")
+            raise Refused(413, f"such a request may have {self.most} bytes, not {size[:20]}")
+
+    async def receive_all(self) -> None:
+        """Receive the body.
+
+        Raises:
+            Refused: 400 if it broke off, 413 if it is too large, 503 if all of them together are.
+        """
+        while not self.complete:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "the upload broke off", unread=True)
+            self._take(message.get("body", b""))
+            self.complete = not message.get("more_body", False)
+
+    def _take(self, received: bytes) -> None:
+        self.count += len(received)
+        self.guard.held += len(received)
+        self.check_size(str(self.count))
+        if self.is_large and self.guard.held > self.guard.limits.bodies:
             self.guard.metrics.refuse("bodies")
             raise Refused(503, "too many large uploads at once; try again soon", unread=True)
-        self.complete = self.complete or not message.get("more_body", False)
-        return message
+        self.left += received
 
 
 class _Answer:

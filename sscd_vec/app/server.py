@@ -1,6 +1,5 @@
 """The routes, and the app that ties guard, routes and worker together."""
 
-import asyncio
 import hashlib
 import importlib.util
 import io
@@ -27,7 +26,8 @@ from sscd_vec.app.limits import LOOPBACK, App, Guard, Limits, Refused, whole_num
 from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.uploads import Decoding, Pixels, read_upload
 from sscd_vec.app.worker import Worker
-from sscd_vec.bank.heat_grid import IMAGE_SIDE, grid
+from sscd_vec.bank import BankMatch
+from sscd_vec.bank.heat_grid import IMAGE_SIDE, grid, reduced
 from sscd_vec.bank.quality import jpeg
 from sscd_vec.bank.records import BankImage
 from sscd_vec.encoder.images import ImageError
@@ -40,9 +40,10 @@ STATIC = {
 }
 LARGEST_SIDE = 1600  # pixels along the long side of an image that is shown
 QUALITY = 85
-# Searches wait for one batch of other work at most: so many heatmaps, or values of images to add.
+# Searches wait for one batch of other work at most: so many heatmaps, or values of images to add or
+# of large ones to search for.
 HEATMAP_WEIGHT = 1 / 4
-FEW_VALUES = 3 * 2**22
+SMALL_VALUES, FEW_VALUES = 3 * 2**20, 3 * 2**22
 JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}}}}
 PARQUET: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}}}
 TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
@@ -160,33 +161,25 @@ class _Server:
     ) -> answers.SearchAnswer:
         """Is this image (or are these) in the bank?"""
         upload = await read_upload(request, self.limits)
-        digests = [hashlib.sha256(content).hexdigest() for content in upload.contents]
-        async with self.decoding.hold(upload.contents) as images:
-            found = await asyncio.gather(
-                *(
-                    self._ask("search", Search(image, k, threshold, digest))
-                    for image, digest in zip(images, digests, strict=True)
-                )
-            )
-        results = [
-            answers.Result(
-                image=name,
-                digest=digest,
-                matches=[answers.Match.of(m, self.engine.name_of(m.id, m.image)) for m in matches],
-            )
-            for name, digest, matches in zip(upload.names, digests, found, strict=True)
-        ]
+
+        async def look(position: int, image: Pixels) -> answers.Result:
+            digest = hashlib.sha256(upload.contents[position]).hexdigest()
+            found = await self._search(Search(image, k, threshold, digest))
+            matches = [answers.Match.of(m, self.engine.name_of(m.id, m.image)) for m in found]
+            return answers.Result(image=upload.names[position], digest=digest, matches=matches)
+
+        results = await self.decoding.each(upload.contents, look)
         used = self.engine.threshold if threshold is None else threshold
         return answers.SearchAnswer(threshold=used, results=results)
 
     async def add(self, request: Request) -> answers.Added:
         """Add images to the bank. Answered when they are safe on disk."""
         upload = await read_upload(request, self.limits)
-        async with self.decoding.hold(upload.contents) as images:
-            ids = await asyncio.gather(
-                *(self._ask("add", image, image.size / FEW_VALUES) for image in images)
-            )
-        return answers.Added(ids=ids)
+
+        async def add(_: int, image: Pixels) -> str:
+            return str(await self._ask("add", image, image.size / FEW_VALUES))
+
+        return answers.Added(ids=await self.decoding.each(upload.contents, add))
 
     async def remove(self, removal: answers.Removal) -> answers.Removed:
         """Take images out of the bank; files of yours stay."""
@@ -213,9 +206,13 @@ class _Server:
         key = whole_number(upload.fields.get("key", ""), 1, answers.LARGEST_KEY)
         if key is None:
             raise Refused(400, f"key: expected a whole number from 1 to {answers.LARGEST_KEY}")
-        async with self.decoding.hold(upload.contents[:1]) as images:
-            pair = Pair(images[0], await self._shown(key, IMAGE_SIDE))
-            query, reference = await self._ask("heatmap", pair, HEATMAP_WEIGHT)
+        # Before the query's turn: the bank's image may have to wait for the same one.
+        shown = await run_in_threadpool(reduced, await self._shown(key, IMAGE_SIDE))
+
+        async def compare(_: int, image: Pixels) -> Any:  # noqa: ANN401 - two heatmaps
+            return await self._ask("heatmap", Pair(image, shown), HEATMAP_WEIGHT)
+
+        ((query, reference),) = await self.decoding.each(upload.contents[:1], compare)
         return answers.Heatmaps(
             query=answers.Grid(**grid(query)), reference=answers.Grid(**grid(reference))
         )
@@ -274,6 +271,13 @@ class _Server:
         return Response(self.metrics.render(), media_type="text/plain; version=0.0.4")
 
     # ------------------------------------------------------------------ shared
+
+    async def _search(self, search: Search) -> list[BankMatch]:
+        """Matches of an image; small ones never wait for a crowd of large ones."""
+        size = search.pixels.size
+        if size <= SMALL_VALUES:
+            return list(await self._ask("search", search))
+        return list(await self._ask("large search", search, size / FEW_VALUES))
 
     async def _ask(self, kind: str, item: object, weight: float = 0.0) -> Any:  # noqa: ANN401 - the handler's own type
         if self.worker is None:

@@ -9,26 +9,26 @@ there, and a thread that cannot be stopped never decodes.
 Limits on bytes and on each image are not enough: an image of one colour is a thousand times larger
 decoded than sent, one request brings several, and many requests many. So every image is reduced to
 a few megapixels where it is decoded. Requests with images that take long or much memory go one at a
-time, in lanes of their own where few may wait, and are decoded by processes that leave the
-processor to others, with one budget of memory; small ones go on beside them, with a budget for
-their pixels.
+time, in lanes of their own where few may wait, holding one image each; their images are decoded by
+processes that leave the processor to others, with one budget of memory. Small ones go on beside
+them, with a budget for their pixels.
 """
 
 import asyncio
 import io
 import os
 import zipfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
 
 from sscd_vec.app.answers import LONGEST_NAME
 from sscd_vec.app.limits import Limits, Refused
@@ -37,7 +37,9 @@ from sscd_vec.encoder.isolation import Decoders, Measured
 from sscd_vec.encoder.opening import NOT_AN_IMAGE, TOO_LARGE
 from sscd_vec.files import ImageFile
 
+T = TypeVar("T")
 Pixels = NDArray[np.uint8]  # (height, width, 3)
+Work: TypeAlias = Callable[[int, Pixels], Awaitable[T]]
 
 MARKUP = (b"<script", b"<html", b"<!doctype", b"<?php", b"<svg")
 ICON = b"\0\0\1\0"  # holds an image of any size, whatever its own header says
@@ -46,7 +48,7 @@ KEPT_PIXELS = 2**22  # of an image once it is decoded: more show nothing more to
 DRAFT_SIDE = 512  # large JPEGs are decoded at a fraction, not below twice that
 MEDIUM, LARGE = 4_000_000, 16_000_000  # pixels, or what takes as long; above, one at a time
 SMALL_BYTES = 64 * 2**20  # what decoding a small image may take
-BYTES_PER_PIXEL = 8  # of ``Limits.pixels``: what decoding may take, and all slow images together
+BYTES_PER_PIXEL = 7  # of ``Limits.pixels``: what decoding may take, and all slow images together
 PATIENCE = 10  # niceness of the processes that decode slow images
 FAST_LANE = min(4, max(2, os.cpu_count() or 1))
 JPEG, SCAN = b"\xff\xd8\xff", b"\xff\xda"
@@ -85,33 +87,39 @@ async def read_upload(request: Request, limits: Limits) -> Upload:
     """
     upload = Upload()
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    try:
-        if kind == "multipart/form-data":
-            await _read_form(request, limits, upload)
-        elif kind.startswith("image/") or kind == "application/octet-stream":
-            upload.add(await request.body(), None)
-        else:
-            raise Refused(415, "expected multipart/form-data with image files, or one image/* body")
-    except ClientDisconnect as error:
-        raise Refused(400, "the upload broke off") from error
+    if kind == "multipart/form-data":
+        await _read_form(request, limits, upload)
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        upload.add(await request.body(), None)
+    else:
+        raise Refused(415, "expected multipart/form-data with image files, or one image/* body")
     if not upload.contents:
         raise Refused(400, "expected an image in the form field 'image'")
     return upload
 
 
 async def _read_form(request: Request, limits: Limits, upload: Upload) -> None:
+    parser = MultiPartParser(
+        request.headers,
+        request.stream(),
+        max_files=limits.files,
+        max_fields=16,
+        max_part_size=4096,
+    )
+    parser.spool_max_size = limits.body  # in memory, as the body is: a full disk refuses no search
     try:
-        async with request.form(max_files=limits.files, max_fields=16, max_part_size=4096) as form:
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    upload.add(await value.read(), value.filename)
-                else:
-                    upload.fields[name] = value
-    except HTTPException as error:  # what Starlette makes of a form it cannot read
-        status = 413 if "Too many" in error.detail else 400
-        raise Refused(status, f"the form cannot be read: {error.detail}") from error
+        form = await parser.parse()
+    except MultiPartException as error:
+        status = 413 if "Too many" in error.message else 400
+        raise Refused(status, f"the form cannot be read: {error.message}") from error
     except (ValueError, KeyError) as error:
         raise Refused(400, f"the form cannot be read: {error}") from error
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile):
+            upload.add(await value.read(), value.filename)
+        else:
+            upload.fields[name] = value
+    await form.close()
 
 
 class Lane:
@@ -160,9 +168,11 @@ class Decoding:
         self._fast.close()
         self._slow.close()
 
-    @asynccontextmanager
-    async def hold(self, contents: Sequence[bytes]) -> AsyncIterator[list[Pixels]]:
-        """The pixels of a request's images, for as long as they are worked on.
+    async def each(self, contents: Sequence[bytes], work: Work[T]) -> list[T]:
+        """What ``work`` makes of a request's images, given the position and pixels of each.
+
+        Small images are decoded first and worked on together. If any is slow, the request takes its
+        turn with all of them, and holds the pixels of one at a time.
 
         Raises:
             Refused: 413 for too many pixels, 415 for what is not an image or more than one thing,
@@ -176,13 +186,14 @@ class Decoding:
                 f"the images of a request may have {self._limits.together} pixels together, these "
                 f"have {together}; send fewer at once",
             )
+        images = enumerate(zip(contents, found, strict=True))
         lane = self._lane(found)
-        kept = sum(min(each.pixels, KEPT_PIXELS) for each in found)
-        async with self._held.take(kept) if lane is None else lane.enter():
-            yield [
-                await self._decode(content, each, DRAFT_SIDE)
-                for content, each in zip(contents, found, strict=True)
-            ]
+        if lane is not None:
+            async with lane.enter():
+                return [await work(n, await self._decode(*one, DRAFT_SIDE)) for n, one in images]
+        async with self._held.take(sum(min(each.pixels, KEPT_PIXELS) for each in found)):
+            decoded = [(n, await self._decode(*one, DRAFT_SIDE)) for n, one in images]
+            return await asyncio.gather(*(work(n, pixels) for n, pixels in decoded))
 
     async def show(self, file: ImageFile, side: int) -> Pixels:
         """Decode an image of the bank; a large JPEG at a fraction, not below twice ``side``.
@@ -203,13 +214,9 @@ class Decoding:
             raise Refused(422, "the image is empty")
         if content.startswith(ICON):
             raise Refused(415, "an icon; send its image as PNG or JPEG")
-        if await run_in_threadpool(_is_polyglot, content):
-            raise Refused(415, "the file is an image and something else at once; send only one")
         try:
             async with self._small.enter():
-                measured = await run_in_threadpool(
-                    self._fast.measure, content, **_reduced(DRAFT_SIDE)
-                )
+                measured = await run_in_threadpool(self._inspect, content)
         except ImageError as error:
             raise _refusal(error) from error
         cost = Cost.of(measured, content)
@@ -220,6 +227,13 @@ class Decoding:
                 "it smaller",
             )
         return cost
+
+    def _inspect(self, content: bytes) -> Measured:
+        """Read a header; what may be decoded is then searched for what else it may be."""
+        measured = self._fast.measure(content, **_reduced(DRAFT_SIDE))
+        if _is_polyglot(content):
+            raise Refused(415, "the file is an image and something else at once; send only one")
+        return measured
 
     def _lane(self, costs: "Sequence[Cost]") -> Lane | None:
         """Where a request with these images waits for its turn; None if all of them are small."""

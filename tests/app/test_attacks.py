@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,10 +112,13 @@ def test_a_decoder_that_takes_too_long_is_killed(engine: Engine) -> None:
         assert client.get("/health").status_code == 200
 
 
+async def keep(_: int, pixels: Pixels) -> Pixels:
+    return pixels
+
+
 def test_large_images_are_held_small() -> None:
     async def pixels_of(decoding: Decoding, content: bytes) -> Pixels:
-        async with decoding.hold([content]) as images:
-            return images[0]
+        return (await decoding.each([content], keep))[0]
 
     async def scenario() -> None:
         decoding = Decoding(Limits(decoding=300.0))
@@ -138,25 +142,82 @@ def test_slow_images_leave_the_processor_and_the_memory_to_others() -> None:
         decoding = Decoding(Limits(decoding=300.0))
         slow = encoded(Image.new("RGB", (3000, 3000)), "PNG")
         try:
-            async with decoding.hold([slow, encoded(draw(3))]) as images:
-                assert len(images) == 2
+            assert len(await decoding.each([slow, encoded(draw(3))], keep)) == 2
             for each in decoding._slow._running:
                 pid = each._child.pid
                 assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
             assert decoding._slow._running and decoding._fast._running
             async with decoding._memory.take(decoding._memory.total):
-                waiting = asyncio.create_task(hold(decoding, slow))
-                await asyncio.wait_for(hold(decoding, encoded(draw(3))), WAIT)
+                waiting = asyncio.create_task(decoding.each([slow], keep))
+                await asyncio.wait_for(decoding.each([encoded(draw(3))], keep), WAIT)
                 assert not waiting.done()
             await asyncio.wait_for(waiting, WAIT)
         finally:
             decoding.close()
 
-    async def hold(decoding: Decoding, content: bytes) -> None:
-        async with decoding.hold([content]):
-            pass
-
     asyncio.run(scenario())
+
+
+def test_a_request_holds_one_slow_image_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    async def scenario(*contents: bytes) -> None:
+        decoding = Decoding(Limits(decoding=300.0))
+        decode = decoding._decode
+
+        async def noted(*args: Any) -> Pixels:  # noqa: ANN401
+            events.append("decode")
+            return await decode(*args)
+
+        async def work(position: int, _: Pixels) -> int:
+            events.append("work")
+            return position
+
+        monkeypatch.setattr(decoding, "_decode", noted)
+        try:
+            assert await decoding.each(contents, work) == list(range(len(contents)))
+        finally:
+            decoding.close()
+
+    small, slow = encoded(draw(3)), encoded(Image.new("RGB", (2100, 2100)), "PNG")
+    asyncio.run(scenario(small, slow, small))
+    assert events == ["decode", "work"] * 3
+    events.clear()
+    asyncio.run(scenario(small, small))
+    assert events == ["decode", "decode", "work", "work"]
+
+
+def test_small_images_are_searched_beside_a_crowd_of_large_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each image of an album is a batch of its own, and the small one's turn comes between them."""
+    album = [("image", ("x", encoded(draw(n).resize((1500, 1500))))) for n in range(4)]
+    plain, batches = engine.search, []
+
+    def search(requests: Any) -> Any:  # noqa: ANN401
+        batches.append([request.pixels.shape[0] for request in requests])
+        return plain(requests)
+
+    monkeypatch.setattr(engine, "search", search)
+    app = create_app(engine, limits=PATIENT)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        assert client.post("/search", files=album).status_code == 200
+        small = encoded(draw(3).resize((320, 240)))
+        assert client.post("/search", files={"image": ("x", small)}).status_code == 200
+    assert max(map(len, batches)) <= 2 and sum(map(len, batches)) == 5
+    assert set(engine.handlers()) >= {"search", "large search"}
+
+
+def test_a_heatmap_of_two_slow_images_does_not_wait_for_itself(engine: Engine) -> None:
+    large = encoded(draw(3).resize((2300, 2300)), "PNG", compress_level=1)
+    app = create_app(engine, limits=PATIENT)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        path = engine.bank.images()[3].file
+        assert path is not None
+        path.path.write_bytes(large)
+        (key,) = [i.key for i in engine.bank.images() if i.file and i.file.path == path.path]
+        answer = client.post("/heatmap", files={"image": ("x", large)}, data={"key": str(key)})
+        assert answer.status_code == 200, answer.text
 
 
 def test_slow_images_wait_in_lanes_of_their_own() -> None:
@@ -268,6 +329,35 @@ def test_heatmap_keys_are_bounded(client: TestClient, key: str) -> None:
 def test_ids_are_bounded(client: TestClient, body: str, status: int) -> None:
     answer = client.post("/remove", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize(
+    "kinds", [["application/json"], [], ["application/json", "image/png"]], ids=str
+)
+def test_json_that_would_grow_in_memory_is_refused_unread(
+    client: TestClient, kinds: list[str]
+) -> None:
+    """Empty lists: 32 MiB of them become a gigabyte, and the server does nothing else meanwhile."""
+    bomb = b'{"ids": [' + b"[[]]," * 2**20 + b"[]]}"
+    headers = [("content-type", kind) for kind in kinds]
+    for path in ("/remove", "/decide", "/parquet"):
+        answer = client.post(path, content=bomb, headers=headers)
+        assert answer.status_code == 413, answer.text
+        pieces = (bomb[start : start + 2**20] for start in range(0, len(bomb), 2**20))
+        assert client.post(path, content=pieces, headers=headers).status_code == 413
+
+
+def test_a_full_disk_refuses_no_search(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms stay in memory: what is larger than a megabyte was written to a temporary file."""
+
+    def rollover(self: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", rollover)
+    noise = np.random.default_rng(1).integers(0, 256, (700, 700, 3), np.uint8)
+    large = encoded(Image.fromarray(noise), "PNG")
+    assert len(large) > 2**20
+    assert client.post("/search", files={"image": ("x", large)}).status_code == 200
 
 
 def test_a_file_name_of_any_codec_is_echoed_as_text(client: TestClient) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sscd_vec.app.limits import (
+    LARGE_BODY,
     Guard,
     Limits,
     Message,
@@ -21,7 +22,7 @@ from sscd_vec.app.metrics import Metrics
 from sscd_vec.app.uploads import Budget
 from sscd_vec.app.worker import Worker
 
-HEADERS = [(b"host", b"localhost")]
+HEADERS = [(b"host", b"localhost"), (b"content-type", b"image/png")]
 
 
 def _scope(method: str = "POST", headers: list[tuple[bytes, bytes]] | None = None) -> Scope:
@@ -109,18 +110,57 @@ def test_uploads_are_counted_together() -> None:
             await _ok(scope, receive, send)
 
         async def large() -> Message:
-            return {"type": "http.request", "body": bytes(100), "more_body": False}
+            return {"type": "http.request", "body": bytes(LARGE_BODY + 1), "more_body": False}
 
-        guard = Guard(reading, Limits(body=100), Metrics())
+        guard = Guard(reading, Limits(body=LARGE_BODY + 1, concurrent=8), Metrics())
         asked = [asyncio.create_task(_ask(guard, large)) for _ in range(4)]
         await asyncio.sleep(0.05)
         ((status, headers),) = [task.result() for task in asked if task.done()]
         assert (status, headers[b"retry-after"], headers[b"connection"]) == (503, b"1", b"close")
+        small = asyncio.create_task(_ask(guard))
+        await asyncio.sleep(0.05)
+        assert not small.done()  # let in: what large ones hold is not counted against it
         release.set()
+        assert (await small)[0] == 200
         statuses = [status for status, _ in await asyncio.gather(*asked)]
         assert sorted(statuses) == [200, 200, 200, 503]
         assert guard.held == 0
         assert (await _ask(guard, large))[0] == 200
+
+    asyncio.run(scenario())
+
+
+def test_small_requests_wait_neither_for_large_bodies_nor_for_slow_uploads() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+        large = bytes(LARGE_BODY + 1)
+
+        async def working(scope: Scope, receive: Receive, send: Send) -> None:
+            received = b""
+            while (message := await receive())["more_body"]:
+                received += message["body"]
+            if received + message["body"] == large:
+                await release.wait()
+            await _ok(scope, receive, send)
+
+        async def upload() -> Message:
+            return {"type": "http.request", "body": large, "more_body": False}
+
+        async def silent() -> Message:
+            await release.wait()
+            return {"type": "http.disconnect"}
+
+        guard = Guard(working, Limits(concurrent=2), Metrics())
+        waiting = [
+            asyncio.create_task(_ask(guard, one)) for one in (upload, upload, silent, silent)
+        ]
+        await asyncio.sleep(0.05)
+        assert (await asyncio.wait_for(_ask(guard), 10))[0] == 200
+        assert not any(task.done() for task in waiting)
+        release.set()
+        statuses = [status for status, _ in await asyncio.gather(*waiting)]
+        assert statuses == [200, 200, 400, 400]  # the silent ones broke off
+        assert guard.held == guard.admitted == 0
 
     asyncio.run(scenario())
 

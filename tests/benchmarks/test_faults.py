@@ -9,10 +9,11 @@ import pytest
 
 import results
 from faults import attack, banks, fuzz_images, writers
-from faults.bombs import scan_bomb, tag_bomb, text_bomb, tile_bomb
+from faults.bombs import encoded, scan_bomb, tag_bomb, text_bomb, tile_bomb
 from faults.thumbnails import open_bank, write_images
 from sscd_vec.app.engine import Engine
 from sscd_vec.app.metrics import Metrics
+from sscd_vec.cli.pictures import draw
 from tests.app.running import Running
 
 
@@ -43,13 +44,13 @@ def test_a_process_that_dies_is_a_fault_and_the_campaign_goes_on(
 
 def test_bombs_beside_an_honest_client(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     some = {
-        "tile": tile_bomb(46336), "tags": tag_bomb(20_000), "scans": scan_bomb(2000),
-        "text": text_bomb(2**20),
+        "tile": [tile_bomb(46336)], "tags": [tag_bomb(20_000)], "scans": [scan_bomb(2000)],
+        "text": [text_bomb(2**20)], "album": 3 * [encoded(draw(1), "PNG")],
     }  # fmt: skip
     monkeypatch.setattr(attack, "bombs", lambda: some)
     monkeypatch.setattr(attack, "AT_ONCE", 6)
     figures = asyncio.run(attack.attack_with_bombs(server.address, rounds=1, seed=1))
-    assert figures["honest_failures"] == 0
+    assert figures["honest_failures"] == 0 and figures["searches_without_bombs"] == 6 * attack.ALONE
     statuses = figures["statuses"]
     assert isinstance(statuses, dict)
     assert {name.split()[-1] for name in statuses} <= {"200", "413", "415", "422", "503"}
