@@ -127,7 +127,8 @@ def calibrate_threshold(
     Tiled scores (search --tiles, index --tiles) are calibrated for the crops they are used with:
     --tiles of the queries, --reference-tiles of the bank.
 
-        sscd-vec calibrate sscd_lite0 -o mine --queries held/ --false-match-rate 1e-3
+        sscd-vec calibrate sscd_lite0 -o mine --queries held/
+            --false-match-rate 1e-3
         sscd-vec calibrate fitted -o done --labels pairs.csv --precision 0.95
         sscd-vec calibrate fitted -o done --queries held/ --false-match-rate 1e-3
             --kind tiled --tiles 2
