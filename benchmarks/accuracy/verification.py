@@ -296,7 +296,7 @@ def _kept(place: int) -> Features:
 def _code() -> str:
     """What distinguishes this version of the measuring code."""
     folder = Path(evidence.__file__).parent
-    names = ("features", "matching", "geometry", "agreement", "evidence")
+    names = ("features", "geometry", "agreement", "shared", "evidence")
     return _digest(*((folder / f"{name}.py").read_text() for name in names), SIDE, KEYPOINTS, KEPT)
 
 
