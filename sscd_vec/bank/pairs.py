@@ -81,6 +81,12 @@ class Scored:
             threshold = normalizer.threshold("symmetric", len(images))
         return cls(images, z, normalizer.whitened_biases(z), normalizer.outside(z), threshold)
 
+    def both_outside(self, pairs: Pairs) -> NDArray[np.bool_]:
+        """Pairs of two images outside what the normalizer knows: two pages, two charts."""
+        flags = self.outside.flags
+        both: NDArray[np.bool_] = flags[pairs.first] & flags[pairs.second]
+        return both
+
 
 @dataclass(frozen=True)
 class Settled:
@@ -112,7 +118,7 @@ def settle(
     high = (pairs.scores >= threshold).tolist()
     kept = [judged.get(pair, above) for pair, above in zip(_rows(pairs), high, strict=True)]
     pairs = pairs.where(np.array(kept, bool))
-    both = outside.flags[pairs.first] & outside.flags[pairs.second]
+    both = scored.both_outside(pairs)
     same, different = _look_at_pixels(scored.images, pairs.where(both), tools, bar)
     accepted = np.array([judged.get(pair, False) for pair in _rows(pairs)], bool)
     refuted = np.array([pair in different for pair in _rows(pairs)], bool)
@@ -135,9 +141,7 @@ def _verify(
     sees nothing refutes a pair only together with a descriptor score the verifier knows. Pages of
     one form share lines and boxes, so two images outside are left to their pixels.
     """
-    outside = scored.outside.flags
-    is_page = outside[pairs.first] & outside[pairs.second]
-    near = pairs.where((pairs.scores < scored.threshold + ABOVE) & ~is_page)
+    near = pairs.where((pairs.scores < scored.threshold + ABOVE) & ~scored.both_outside(pairs))
     judged: dict[tuple[int, int], bool] = {}
     doubtful: Counter[int] = Counter()
     scores = near.scores.tolist()
